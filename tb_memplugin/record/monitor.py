@@ -16,7 +16,7 @@ import torch
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.logs import instance_logger, say_where
 from tb_memplugin.record.arguments import default_worker_name
-from tb_memplugin.record.guard import Ending, Guard, call_all, guarded
+from tb_memplugin.record.guard import Ending, Guard, call_all, ends_program, guarded
 from tb_memplugin.record.steps.counters import counters_of
 from tb_memplugin.record.steps.recording import (
     Allowance,
@@ -260,8 +260,9 @@ class MemoryMonitor:
         if where == _FLUSH:
             self._guard.end(where, error, loss=_NOT_WRITTEN)
             return
-        begins = where == _STEP or not isinstance(error, Exception)  # then the next step begins here
-        if begins or not self._is_lost:
+        is_ours = not ends_program(error)
+        begins = where == _STEP or not is_ours  # then the next step begins here
+        if is_ours and (begins or not self._is_lost):
             self._failures += 1
         self._is_lost = not begins
         self._guard.end(where, error, *([self._recording.skip_step] if begins else []))
@@ -363,7 +364,7 @@ class _Stream:
         self._ending.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
-        if self._recording.has_steps:  # the thread failed
+        if self._recording.waiting():  # the thread failed
             self.write(even_unused=True)
         call_all(self._recording.close, *([self._writer.close] if self._writer is not None else []))
 
@@ -395,22 +396,22 @@ class _Stream:
         with self._lock:
             if not even_unused and not all(counter.in_use for counter in self._recording.counters):
                 return  # the names of unused devices are not known yet
-            left, part = self._recording.take(), list[MonitoredStep]()
+            part: list[MonitoredStep] = []
             try:
                 if self._writer is not None:
                     self._writer.settle()
-                while left:
-                    part, left = left[:MOST_AT_ONCE], left[MOST_AT_ONCE:]
+                steps = self._recording.waiting()
+                for begin in range(0, len(steps), MOST_AT_ONCE):
+                    part = steps[begin : begin + MOST_AT_ONCE]
                     self._write(part)
-                    part = []
+                    self._recording.forget(part)
                     if not self._is_announced:
                         self._is_announced = True
                         with suppress(Exception):
                             say_where(self._logdir, "figures of steps", self._guard.logger)
             except BaseException as error:
                 if isinstance(error, UnsettledError):
-                    part = []  # the writer keeps it
-                self._recording.put_back([*part, *left])
+                    self._recording.forget(part)  # the writer keeps it
                 self._refuse(error)
 
     def _write(self, rows: Sequence[MonitoredStep]) -> None:

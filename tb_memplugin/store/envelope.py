@@ -86,6 +86,10 @@ class EnvelopeWriter:
             self._offset += self._stream.write(packed)
         return chunk
 
+    def fill(self, size: int) -> None:
+        """Write zeros until the file has this size."""
+        self._offset += self._stream.write(bytes(max(0, size - self._offset)))
+
     def finish(self, footer: Footer) -> int:
         """Write the index and the tail.
 

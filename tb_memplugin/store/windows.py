@@ -146,13 +146,21 @@ def write_window(stream: BinaryIO, trace: MemoryTrace, writer_id: str = "", wind
 
     Raises:
         OSError: writing to the stream failed.
-        MemPluginError: a table has more than `MOST_ROWS` rows.
+        MemPluginError: a table has more than `MOST_ROWS` rows, or a module `DEEPEST` others around it.
     """
+    if is_too_deep([module.parent for module in trace.modules]):
+        raise MemPluginError(
+            f"The window has {DEEPEST:,} modules in each other; a file can hold fewer.",
+            where="modules",
+            fix="Profile a model whose modules call themselves less deeply.",
+        )
     envelope = EnvelopeWriter(stream)
     columns = {name: _column(envelope, name, values) for name, values in _columns(trace)}
     columns |= {name: _column(envelope, name, values) for name, values in pairing_columns(trace, columns)}
     raw = _names(trace).SerializeToString()
     names = envelope.add(Chunk(), raw)
+    rows = max(column.rows for column in columns.values())
+    envelope.fill(_least_size(rows, names))  # readers refuse what claims more than its size allows
     footer = Footer(
         source=_utf8(trace.source),
         notes=map(_utf8, trace.notes),
@@ -369,7 +377,7 @@ class _WindowReader:
             self._refuse("The events are not in time order.")
 
     def _names(self, chunk: Chunk) -> Names:
-        if chunk.raw_size > min(MOST_NAMES, max(NAMES_OF_ANY_FILE, NAMES_PER_BYTE * chunk.size)):
+        if chunk.raw_size > min(MOST_NAMES, max(NAMES_OF_ANY_FILE, NAMES_PER_BYTE * self._size)):
             self._refuse(f"The names claim {chunk.raw_size} bytes.")
         try:
             return Names.FromString(self._envelope.raw(chunk, chunk.raw_size))
@@ -468,6 +476,13 @@ def _column(envelope: EnvelopeWriter, name: str, values: np.ndarray) -> Column:
     blocks = (values[row : row + BLOCK_ROWS] for row in range(0, len(values), BLOCK_ROWS))
     chunks = [envelope.add(*encode(name, block)) for block in blocks]
     return Column(name=name, rows=len(values), chunks=chunks)
+
+
+def _least_size(rows: int, names: Chunk) -> int:
+    """Return from which size in bytes on a file may have so many rows, and these names."""
+    for_rows = rows // ROWS_PER_BYTE if rows > ROWS_OF_ANY_FILE else 0
+    for_names = names.raw_size // NAMES_PER_BYTE if names.raw_size > NAMES_OF_ANY_FILE else 0
+    return max(for_rows, for_names)
 
 
 def _names(trace: MemoryTrace) -> Names:

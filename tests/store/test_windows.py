@@ -1,7 +1,7 @@
 import io
 import struct
 import zlib
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from unittest.mock import Mock
 
@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.errors import MemPluginError, UnreadableFileError
 from tb_memplugin.proto.recording_pb2 import Footer
 from tb_memplugin.store import pairing, windows
 from tb_memplugin.store.columns import decode
@@ -317,11 +317,19 @@ def test_a_counter_and_a_cause_of_a_newer_version_are_read_as_others():
     )
 
 
-@pytest.mark.parametrize(("levels", "is_read"), [(2048, True), (2049, False)])
-def test_modules_that_no_program_can_call_are_refused(levels, is_read):
-    modules = tuple(Module("0", row - 1, "") for row in range(levels))
-    with nullcontext() if is_read else pytest.raises(UnreadableFileError, match="2,048 modules are in each"):
-        assert read(written(replace(trace("alloc 1 a"), modules=modules))).modules == modules
+def test_modules_that_no_program_can_call_are_neither_written_nor_read(monkeypatch):
+    deepest, too_deep = (
+        replace(trace("alloc 1 a"), modules=tuple(Module("0", row - 1, "") for row in range(levels)))
+        for levels in (2048, 2049)
+    )
+    assert read(written(deepest)).modules == deepest.modules
+    with pytest.raises(MemPluginError, match="2,048 modules in each other"):
+        written(too_deep)
+    with monkeypatch.context() as patched:
+        patched.setattr(windows, "is_too_deep", lambda _: False)
+        content = written(too_deep)
+    with pytest.raises(UnreadableFileError, match="2,048 modules are in each"):
+        read(content)
 
 
 @pytest.mark.parametrize(("field", "value"), [("device", 1), ("moment", 3), ("causes", [1])])
@@ -526,3 +534,15 @@ def test_a_column_of_a_large_window_is_unpacked_when_it_is_read(small_is_large, 
 
 def test_few_events_are_stored_without_their_pairing():
     assert not [name for name in columns_of(written(simulated(1))) if name.startswith("blocks.")]
+
+
+def test_a_window_of_equal_rows_and_alike_stacks_is_readable_though_it_takes_little_space():
+    (row,) = [trace("alloc 512 a").events]
+    events = Events(**{field: np.repeat(getattr(row, field), 1_100_000) for field in Events.__slots__})
+    frames = tuple(f"frame {number}" for number in range(400))
+    stacks = tuple((f"caller {number}", *frames) for number in range(6_000))
+    window = replace(trace(), events=events, stacks=stacks)
+    content = written(window)
+    assert len(content) < 1 << 18
+    assert len(read(content).events) == 1_100_000
+    assert read(content).stacks == stacks

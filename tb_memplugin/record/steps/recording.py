@@ -254,24 +254,16 @@ class StepRecording:
             self._begin_ns, self._first, self._highs = time.perf_counter_ns(), self._last, Highs(self._last)
             self._joined = 0
 
-    def take(self) -> list[MonitoredStep]:
-        """Return the steps that ended since the last call."""
+    def waiting(self) -> list[MonitoredStep]:
+        """Return the steps that ended and are not forgotten: a signal between the two calls loses none."""
         with self._lock:
-            rows, self._rows = list(self._rows), deque()
-            return rows
+            return list(self._rows)
 
-    @property
-    def has_steps(self) -> bool:
-        """Whether a step has ended that was not taken."""
-        return bool(self._rows)
-
-    def put_back(self, rows: Sequence[MonitoredStep]) -> None:
-        """Keep steps that could not be written for the next `take`."""
+    def forget(self, rows: Sequence[MonitoredStep]) -> None:
+        """Forget steps that are written."""
         with self._lock:
-            self._rows.extendleft(reversed(rows))
-            while len(self._rows) > MOST_WAITING:
+            while self._rows and rows and self._rows[0].step <= rows[-1].step:
                 self._rows.popleft()
-                self.dropped += 1
 
     def close(self) -> None:
         """Close all counters. A thread that goes on at the end of the process reads nothing more."""

@@ -186,7 +186,7 @@ def test_what_is_free_is_asked_of_a_device_on_which_something_is_reserved(record
     allocator.allocate(10)
     (second,) = recording.end_step().devices
     assert (second.whole_free, second.whole_total) == (60_000, 100_000)
-    (device,) = figures_of(recording.take(), recording.counters).devices
+    (device,) = figures_of(recording.waiting(), recording.counters).devices
     assert device.whole_free is not None
     assert device.whole_free.tolist() == [-1, 60_000]
 
@@ -238,9 +238,11 @@ def test_steps_become_columns_and_a_phase_that_did_not_run_is_zero(recording, al
     allocator.briefly(5)
     recording.end_phase(recording.begin_phase("validation"))
     recording.end_step(20)
-    figures = figures_of(recording.take(), recording.counters, [Note("a note")])
+    steps = recording.waiting()
+    figures = figures_of(steps, recording.counters, [Note("a note")])
     assert figures.steps.tolist() == [10, 20]
     assert figures.devices[0].peak.tolist() == [0, 5]
     assert figures.phases[0].counts.tolist() == [0, 1]
     assert figures.notes == ("a note",)
-    assert recording.take() == []
+    recording.forget(steps[:1])
+    assert recording.waiting() == steps[1:]
