@@ -31,6 +31,18 @@ def test_numbers_on_the_cpu_are_known(program: Callable[[], Any], value: Any) ->
     assert read == [value]
 
 
+def test_what_an_index_without_values_picks_of_them_is_not_known() -> None:
+    """Not what was in memory, either: as an index, that would be out of bounds."""
+
+    def run() -> None:
+        row = torch.rand(3).mul(5).long()
+        read.append(str(torch.arange(9)[row].tolist()))
+
+    read: list[str] = []
+    estimated(run)
+    assert read == ["[?, ?, ?]"]
+
+
 def test_what_is_written_into_them_is_known_or_forgotten() -> None:
     def run() -> None:
         known = torch.zeros(3)
