@@ -21,6 +21,7 @@ from tests.estimate.fake_runs import allocations, estimated
         (lambda: torch.tensor([2, 3]).tolist(), [2, 3]),
         (lambda: (torch.arange(4) * 2).flip(0)[1].item(), 4),
         (lambda: torch.full((3,), 5).sum().item(), 15),
+        (lambda: torch.zeros(2).log().long().clamp(min=0).tolist(), [0, 0]),  # as T5's buckets of distances
         (lambda: [one.tolist() for one in torch.zeros(4).split([1, 3])], [[0.0], [0.0, 0.0, 0.0]]),
         (lambda: bool((torch.ones(3) > 0).all()), True),
     ],
