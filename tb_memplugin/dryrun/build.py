@@ -28,8 +28,13 @@ _PARTS = ("convolutions", "cudart", "libraries", "nccl", "pool", "recurrent")
 _TOOLS = ("gcc", "g++", "nm")
 _LINKED = ("libc10_cuda", "libtorch_cuda", "libtorch_python", "libtorch_cuda_linalg", "libtorch_cpu")
 _TRANSFORMER_ENGINE = "transformer_engine/wheel_lib/libtransformer_engine.so"
-_MATHEMATICS = ("cublas", "cudnn", "cufft", "cupti", "nccl")
-_NOT_SUPPORTED = 801
+_MATHEMATICS = re.compile(r"cublas|cudnn|cufft|cupti|nccl|cusolver|cusparse(?!Lt)")
+_DECIDES_SIZES = re.compile(r"cusparseSpGEMM_|cusparse\w*csrgeam2")
+"""Functions that count elements of results, which are not known: products and sums of two sparse matrices."""
+_ANSWERS_ZERO = re.compile(r"cu(solver|sparse)\w*_bufferSize|cublas[SDCZ](geqrf|gels)Batched")
+"""Functions that write numbers on the host: how large workspaces are, or which argument is wrong."""
+_HEADERS = ("cublas_api.h", "cusolverDn.h", "cusparse.h")
+_NOT_SUPPORTED, _SPARSE_NOT_SUPPORTED = 801, 10
 _FIX = "Install g++ 10 or newer. Or use --engine fake."
 
 
@@ -145,10 +150,12 @@ def _build(folder: Path, site: Path, cuda: Path) -> None:
     wanting += (site / "nvidia").glob("*/lib/libcublas.so.*")  # finds the stand-in in place of libcublasLt
     sources = [*(SOURCES / f"{part}.cpp" for part in _PARTS), _CUBLASLT]
     name = f"-Wl,-soname,libcublasLt.so.{_cuda_version(cuda) // 100}"  # cuDNN opens it by this name
-    _compile(sources, folder / "standin.so", [*options, name], stubs=_functions(_wanted(wanting)))
-    declared = set(_matches(r"CUDAAPI\s+(cu[A-Z]\w+)\(", cuda / "include/cuda.h"))
+    headers = [header for name in _HEADERS for header in (site / "nvidia").glob(f"*/include/{name}")]
+    declared = "".join(header.read_text(encoding="utf-8") for header in headers)
+    _compile(sources, folder / "standin.so", [*options, name], stubs=_functions(_wanted(wanting), declared))
+    driver_functions = set(_matches(r"CUDAAPI\s+(cu[A-Z]\w+)\(", cuda / "include/cuda.h"))
     counted = set(_matches(r" standin_(cuMem\w+)\(", SOURCES / "cudart.cpp"))
-    stubs = "\n".join([*map(_done, sorted(declared - counted)), *map(_passed_on, sorted(counted))])
+    stubs = "\n".join([*map(_done, sorted(driver_functions - counted)), *map(_passed_on, sorted(counted))])
     _compile([SOURCES / "driver.cpp"], driver, numbers, stubs=stubs)
     driver.with_name("libnvidia-ml.so.1").symlink_to(driver.name)
 
@@ -162,12 +169,17 @@ def _wanted(libraries: Iterable[Path]) -> set[str]:
     return names
 
 
-def _functions(wanted: set[str]) -> str:
+def _functions(wanted: set[str], headers: str) -> str:
     stubs = []
     for name in sorted(wanted):
-        if re.fullmatch(r"(cublas|cublasLt|cudnn|nccl)\w*Create\w*", name):
+        declared = re.search(rf"\b{name}\s*\(([^)]*)\)", headers) if _ANSWERS_ZERO.match(name) else None
+        if _DECIDES_SIZES.match(name):
+            stubs.append(f"int {name}(void) {{ return {_SPARSE_NOT_SUPPORTED}; }}")
+        elif re.fullmatch(r"(cublas|cublasLt|cudnn|nccl|cusolver|cusparse)\w*[cC]reate\w*", name):
             stubs.append(f"__attribute__((weak)) int {name}(void **out) {{ *out = malloc(256); return 0; }}")
-        elif name.startswith(_MATHEMATICS):
+        elif declared is not None:
+            stubs.append(_answers_zero(name, declared[1].split(",")))
+        elif _MATHEMATICS.match(name):
             stubs.append(_done(name))
         elif name.startswith(("cuda", "__cuda")):
             stubs.append(f"__attribute__((weak)) int {name}(void) {{ return {_NOT_SUPPORTED}; }}")
@@ -176,6 +188,14 @@ def _functions(wanted: set[str]) -> str:
 
 def _done(name: str) -> str:
     return f"__attribute__((weak)) int {name}(void) {{ return 0; }}"
+
+
+def _answers_zero(name: str, parameters: list[str]) -> str:
+    """A function that writes 0 to every `int *` and `size_t *`."""
+    types = [re.match(r"\s*(int|size_t)\s*\*", each) for each in parameters]
+    values = [f"{f'{kind[1]} *' if kind else 'long '}a{row}" for row, kind in enumerate(types)]
+    writes = [f"*a{row} = 0;" for row, kind in enumerate(types) if kind]
+    return f"int {name}({', '.join(values)}) {{ {' '.join(writes)} return 0; }}"
 
 
 def _passed_on(name: str) -> str:

@@ -31,7 +31,7 @@ from tb_memplugin.estimate.answer.hints import (
     went_on,
 )
 from tb_memplugin.estimate.kernels.recurrent import SIZED, RecurrentCall, reserve_bytes, workspace_bytes
-from tb_memplugin.estimate.kernels.uncounted import FOURIER
+from tb_memplugin.estimate.kernels.uncounted import FOURIER, SOLVERS, SPARSE
 from tb_memplugin.estimate.program.checks import going_on, passing
 from tb_memplugin.estimate.run.patches import Patches, do_nothing
 from tb_memplugin.record.torch_private.autograd import current_node
@@ -97,8 +97,15 @@ class Values:
 
     def note_what_is_not_counted(self) -> None:
         """Say which sizes the stand-in did not know; called once the program has run."""
-        if self._standin.standin_fourier_plans():
-            self._note(FOURIER)
+        standin = self._standin
+        counts = {
+            FOURIER: standin.standin_fourier_plans,
+            SOLVERS: standin.standin_solvers,
+            SPARSE: standin.standin_sparse,
+        }
+        for note, count in counts.items():
+            if count():
+                self._note(note)
 
     def watch_allocations(self) -> None:
         """Forget what was in memory when it is allocated; called once the process uses the GPU."""

@@ -58,6 +58,9 @@ said["large is finite"] = [
 said["large rows"] = [list(torch.unique(large, dim=dim).shape) for dim in (0, 1)]
 said["printed"] = str(large[0, :2]).partition(", d")[0]
 said["normal"] = list(torch.normal(0.0, large.exp()).shape)
+said["eigenvalues"] = torch.linalg.eigvalsh(torch.diag(v.float())).tolist()
+said["factors"] = [list(torch.linalg.qr(large.view(-1, n, n))[1].shape) for n in (32, 2048)]
+said["neighbours"] = list(torch.sparse.mm(torch.eye(4, device=d).to_sparse(), large[:4]).shape)
 said["inverted"] = list(torch.linalg.inv(large[:, :4].reshape(-1, 2, 2)).shape)
 before = torch.cuda.memory_allocated()
 layer = torch.nn.GRU(96, 160).to(d)

@@ -14,7 +14,7 @@ from tb_memplugin.dryrun.values import FINITE
 from tb_memplugin.estimate.answer.hints import EVERY_STEP
 from tb_memplugin.estimate.answer.script import read_program
 from tb_memplugin.estimate.gpu_spec import GpuSpec
-from tb_memplugin.estimate.kernels.uncounted import FOURIER
+from tb_memplugin.estimate.kernels.uncounted import FOURIER, SOLVERS, SPARSE
 
 pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="needs PyTorch's CUDA build")
 
@@ -56,6 +56,9 @@ def test_small_values_are_computed_and_others_are_asked_for(capfd: pytest.Captur
         "large rows": [[2048, 2048], [2048, 2048]],
         "printed": "tensor([1., 1.]",
         "normal": [2048, 2048],
+        "eigenvalues": [0.0, 0.0, 1.0, 2.0],
+        "factors": [[4096, 32, 32], [1, 2048, 2048]],
+        "neighbours": [4, 2048],
         "inverted": [2048, 2, 2],
         "steps of unknown gradients": 1,
         "reserve": 134_656 + 22_528 + 3_584 + 384,  # cuDNN's, results, last state; 512s of the input
@@ -71,5 +74,5 @@ def test_a_hint_answers_what_was_not_computed() -> None:
     )
     assert step.notes[0] == "The program ran to its end."
     assert any("idioms.py:52 copies values that were not computed" in note for note in step.notes)
-    assert {FINITE, FOURIER} <= set(step.notes)
+    assert {FINITE, FOURIER, SOLVERS, SPARSE} <= set(step.notes)
     assert any(note.startswith(EVERY_STEP) for note in step.notes)

@@ -7,7 +7,7 @@ namespace {
 
 void* handle() { return std::calloc(1, 256); }
 
-long plans = 0;  // of cuFFT, whose workspaces are not known
+long plans = 0, solvers = 0, sparse = 0;  // of cuFFT; handles of cuSOLVER and cuSPARSE: workspaces are not known
 
 }  // namespace
 
@@ -45,6 +45,13 @@ int cufftXtMakePlanMany(
     return 0;
 }
 long standin_fourier_plans() { return plans; }
+
+// cuSOLVER and cuSPARSE: workspaces are 0 (build.py).
+int cusolverDnCreate(void** out) { *out = handle(); solvers++; return 0; }
+int cusparseCreate(void** out) { *out = handle(); sparse++; return 0; }
+const char* cusparseGetErrorString(int) { return "not in the stand-in"; }
+long standin_solvers() { return solvers; }
+long standin_sparse() { return sparse; }
 
 // CUPTI: agrees to everything and records nothing.
 int cuptiGetVersion(uint32_t* version) { *version = 130000; return 0; }

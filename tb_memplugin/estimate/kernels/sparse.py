@@ -14,9 +14,11 @@ import torch
 from torch.utils._mode_utils import no_dispatch
 
 from tb_memplugin.errors import MemPluginError
+from tb_memplugin.estimate.kernels.uncounted import SPARSE
 from tb_memplugin.estimate.run.correction import Correction
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode, Rule
 from tb_memplugin.estimate.run.known_values import values_of
+from tb_memplugin.record.torch_private.autograd import current_node
 
 aten = torch.ops.aten
 
@@ -155,8 +157,8 @@ def _added(func: Any, first: Any, second: Any, alpha: float = 1) -> Any:
 
 def _cloned(func: Any, sparse: FakeSparse, **options: Any) -> FakeSparse:
     """Return a copy; autograd makes none of a gradient that it alone holds (accumulate_grad.h)."""
-    mode = sparse.values_.fake_mode  # type: ignore[attr-defined]
-    if mode.is_called_by_engine() and sparse.values_.is_contiguous():
+    is_accumulated = type(current_node()).__name__ == "AccumulateGrad"
+    if is_accumulated and sparse.values_.is_contiguous():
         return sparse.like(sparse.indices_, sparse.values_)
     return sparse.like(sparse.indices_.clone(), sparse.values_.clone())
 
@@ -194,6 +196,7 @@ def _multiplied(func: Any, first: Any, second: Any) -> torch.Tensor:
 
 
 def _sum_of_product(func: Any, added: torch.Tensor, first: Any, second: Any, **factors: Any) -> torch.Tensor:
+    first.note(SPARSE)
     out = torch.empty_like(added)
     coalesced = first if first.coalesced else _coalesced(func, first)
     indices = coalesced.indices_

@@ -21,7 +21,8 @@ _BATCH_NORM = (
 )
 _SELECTING = "The buffers of unique, nonzero and masked_select on a GPU are not known and not counted."
 FOURIER = "Fourier transforms: cuFFT's workspaces are not known and not counted."
-_SOLVERS = (
+SPARSE = "Products with sparse matrices: cuSPARSE's workspaces are not known and not counted."
+SOLVERS = (
     "Factorizations and solvers of torch.linalg: the workspaces of cuSOLVER, cuBLAS and MAGMA are not known "
     "and not counted."
 )
@@ -33,7 +34,7 @@ _MET: dict[str, tuple[str, ...]] = {
     _SELECTING: ("_unique2", "nonzero", "masked_select"),
     _BILINEAR: ("_trilinear",),
     FOURIER: ("_fft_r2c", "_fft_c2r", "_fft_c2c"),
-    _SOLVERS: (
+    SOLVERS: (
         *("linalg_cholesky_ex", "cholesky_inverse", "cholesky_solve", "_linalg_eigh", "linalg_eig"),
         *("linalg_inv_ex", "linalg_lu_factor_ex", "linalg_lu_solve", "_linalg_det", "_linalg_slogdet"),
         *("_linalg_solve_ex", "_linalg_svd", "linalg_lstsq", "linalg_qr"),

@@ -555,8 +555,11 @@ def _source(func: Any, args: tuple[Any, ...], inputs: list[torch.Tensor]) -> tor
 def _greatest(tensor: torch.Tensor) -> int | None:
     """Return the most that whole numbers can be of which values or a bound are known."""
     values = values_of(tensor)
+    if values is None or not values.numel() or kind_of(values.dtype) == "number":
+        most: int | None = _attribute(tensor, _COUNTED)
+        return most
     with no_dispatch():
-        return _attribute(tensor, _COUNTED) if values is None or not values.numel() else int(values.max())
+        return int(values.max())
 
 
 def _succeeded(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:

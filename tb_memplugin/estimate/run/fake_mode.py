@@ -22,7 +22,7 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.kernels.table import Buffers, Call, Outliving
 from tb_memplugin.estimate.run.fake_layers import FakeLayers
 from tb_memplugin.estimate.run.fake_ledger import Block, FakeLedger, Scope
-from tb_memplugin.estimate.run.known_values import KnownValues, UnknownValuesError
+from tb_memplugin.estimate.run.known_values import KnownValues, UnknownValuesError, forget
 from tb_memplugin.record.tensor_metadata import Dense, dense
 from tb_memplugin.record.torch_private.tensors import is_zero_tensor
 from tb_memplugin.trace import Category, Phase
@@ -64,6 +64,10 @@ _ZEROS = frozenset({aten.new_zeros.default, aten.zeros.default, aten.zeros_like.
 
 _SELECTING = frozenset({aten.index.Tensor, aten.masked_select.default, aten.nonzero.default})
 """Operators that take masks. Their rules count what a mask selects, and the indices that it becomes."""
+
+_NOT_WRITTEN = frozenset({aten.new_empty.default, aten.new_empty_strided.default, aten.empty_like.default})
+"""Operators that make room like another tensor. Where that is a constant, FakeTensorMode would take what was
+in memory there for the values of results which another operator writes."""
 
 _LAST_FIRST = frozenset({aten.native_dropout.default})
 """Operators whose kernels allocate their last result first (Dropout.cu: the mask)."""
@@ -152,7 +156,10 @@ class CountingFakeMode(FakeTensorMode):
     ) -> object:
         """Run an operator on fake tensors, and record the storages that it created."""
         if self._inside or func in _DISPATCH_META_HANDLERS:
-            return self.dispatch(func, types, args, kwargs or {})
+            out = self.dispatch(func, types, args, kwargs or {})
+            if func in _NOT_WRITTEN and type(out) is FakeTensor:
+                forget(out)
+            return out
         scope = self.layers.scope()
         self.settle(scope)
         plain = all(kind is FakeTensor for kind in types)  # DTensor and others call again with what they hold

@@ -40,6 +40,10 @@ def test_gradients_that_accumulate_keep_the_rows_of_both() -> None:
     assert sizes(done, "cat") == [2 * KIB * 8, 2 * KIB * WIDTH * 4]
 
 
+def test_autograd_keeps_a_gradient_that_nothing_else_holds_without_a_copy() -> None:
+    assert sizes(estimated(lambda: backward(1)), "clone") == []
+
+
 def test_the_gradient_of_bags_has_the_rows_that_they_sum() -> None:
     def run() -> None:
         table = nn.EmbeddingBag(ROWS, WIDTH, mode="sum", sparse=True, device="cuda")

@@ -21,6 +21,7 @@ from tests.estimate.fake_runs import allocations, estimated
         (lambda: torch.tensor([2, 3]).tolist(), [2, 3]),
         (lambda: (torch.arange(4) * 2).flip(0)[1].item(), 4),
         (lambda: torch.full((3,), 5).sum().item(), 15),
+        (lambda: torch.zeros(2).log().long().clamp(min=0).tolist(), [0, 0]),  # as T5's buckets of distances
         (lambda: [one.tolist() for one in torch.zeros(4).split([1, 3])], [[0.0], [0.0, 0.0, 0.0]]),
         (lambda: bool((torch.ones(3) > 0).all()), True),
     ],
@@ -29,6 +30,18 @@ def test_numbers_on_the_cpu_are_known(program: Callable[[], Any], value: Any) ->
     read: list[Any] = []
     assert not any("1.0" in note for note in estimated(lambda: read.append(program())).estimate().notes)
     assert read == [value]
+
+
+def test_what_an_index_without_values_picks_of_them_is_not_known() -> None:
+    """Not what was in memory, either: as an index, that would be out of bounds."""
+
+    def run() -> None:
+        row = torch.rand(3).mul(5).long()
+        read.append(str(torch.arange(9)[row].tolist()))
+
+    read: list[str] = []
+    estimated(run)
+    assert read == ["[?, ?, ?]"]
 
 
 def test_what_is_written_into_them_is_known_or_forgotten() -> None:
