@@ -215,7 +215,7 @@ def _tracked(
 def _frees_have_stacks(trace: MemoryTrace) -> bool:
     """Whether the stack of a free says where it was freed.
 
-    Without `context="all"`, PyTorch writes the stack of the allocation there (CUDACachingAllocator.cpp, free).
+    Without `context="all"`, PyTorch writes that of the allocation there (CUDACachingAllocator.cpp, free).
     """
     blocks, stack = trace.allocations, trace.events.stack
     both = (blocks.born >= 0) & (blocks.freed < len(stack))
