@@ -8,6 +8,7 @@ of the entries afterwards, with the frames of the functions here: what is left i
 from __future__ import annotations
 
 import bisect
+import os
 import pickle
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -174,7 +175,8 @@ def record(program: Program, path: Path, stacks: str) -> None:
     model, loss_of = program()
     truth.watch(model)
     torch.cuda.init()
-    torch.cuda.memory._record_memory_history(max_entries=400_000, stacks=stacks)
+    context = os.environ.get("LAYERS_CONTEXT", "all")  # of what stacks are recorded
+    torch.cuda.memory._record_memory_history(max_entries=400_000, stacks=stacks, context=context)
     with WatchedModules(truth):
         train(model, loss_of, truth)
         snapshot = torch.cuda.memory._snapshot()

@@ -28,6 +28,7 @@ from tb_memplugin.read.layers.parameters import (
 from tb_memplugin.read.layers.source_text import NOT_KNOWN
 from tb_memplugin.read.tables import ModuleTree
 from tb_memplugin.trace import Category, Events, Kind, MemoryTrace, Note, StartState
+from tb_memplugin.trace.free_stacks import stacks_where_they_happened
 from tb_memplugin.trace.notes import MODULES_INFERRED
 from tb_memplugin.trace.replay import attributed
 from tb_memplugin.trace.tables import NOT_NAMED, Int32, UInt8, code_mask
@@ -199,9 +200,8 @@ def _tracked(
 ) -> tuple[list[Call], Int32]:
     """Return all module calls, and the row of the call in which each event allocates: -1 for none."""
     kind = trace.events.kind
-    frees = (Kind.FREE_REQUESTED, Kind.FREE_COMPLETED) if _frees_have_stacks(trace) else ()
-    rows = np.flatnonzero(code_mask((Kind.ALLOC, *frees))[kind])
-    stack, size = trace.events.stack[rows], trace.events.bytes[rows]
+    rows = np.flatnonzero(code_mask((Kind.ALLOC, Kind.FREE_REQUESTED, Kind.FREE_COMPLETED))[kind])
+    stack, size = stacks_where_they_happened(trace)[rows], trace.events.bytes[rows]
     # The stack of an only output again, with any size, is the next module's.
     is_output = np.array(
         [bool(ONE_OUTPUT & m.operators) and CAST not in m.operators for m in meanings] + [False]
@@ -210,16 +210,6 @@ def _tracked(
     owner = np.full(len(trace.events), -1, np.int32)
     calls, owner[rows] = follow_all(frames, stacks, kind[rows] == Kind.ALLOC, stack, size)
     return calls, owner
-
-
-def _frees_have_stacks(trace: MemoryTrace) -> bool:
-    """Whether the stack of a free says where it was freed.
-
-    Without `context="all"`, PyTorch writes that of the allocation there (CUDACachingAllocator.cpp, free).
-    """
-    blocks, stack = trace.allocations, trace.events.stack
-    both = (blocks.born >= 0) & (blocks.freed < len(stack))
-    return bool((stack[blocks.born[both]] != stack[blocks.freed[both]]).any())
 
 
 def _with_backward(
@@ -241,7 +231,12 @@ def _with_backward(
     events = trace.events
     is_backward = np.array([*(meaning.is_backward for meaning in meanings), False])[events.stack]
     by_engine = np.array([meaning.is_backward and not meaning.node for meaning in meanings] + [False])
-    is_free = (events.kind == Kind.FREE_REQUESTED) & by_engine[events.stack] & _frees_have_stacks(trace)
+    # Where the stack is that of the allocation: what a forward allocated, or another node than the last.
+    node = np.array([meaning.node for meaning in meanings] + [""])[events.stack]
+    last = np.maximum.accumulate(np.where(events.kind == Kind.ALLOC, np.arange(len(node)), 0))
+    is_repeated = stacks_where_they_happened(trace) != events.stack
+    of_engine = np.where(is_repeated, ~is_backward | (node != node[last]), by_engine[events.stack])
+    is_free = (events.kind == Kind.FREE_REQUESTED) & of_engine
     is_alloc = (events.kind == Kind.ALLOC) & (events.stack >= 0) & ~np.isin(events.category, OF_NO_NODE)
     is_alloc &= ~is_backward | (owner < 0)  # else checkpointing runs a forward again
     containers = {call.row for call in calls if is_sequential(call.inside, frames)}

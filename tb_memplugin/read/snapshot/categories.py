@@ -20,6 +20,7 @@ from tb_memplugin.read.cublas import LARGE_WORKSPACE, LT_WORKSPACE, MOST_WORKSPA
 from tb_memplugin.read.snapshot.frame_marks import Mark, judged, mark_of
 from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase, Reason
 from tb_memplugin.trace.frames import distinct, read_frame
+from tb_memplugin.trace.free_stacks import stacks_where_they_happened
 from tb_memplugin.trace.labels import JOIN, fields_of
 from tb_memplugin.trace.replay import attributed
 from tb_memplugin.trace.tables import Bool, Int64, Rows, UInt8
@@ -108,7 +109,8 @@ def classify(trace: MemoryTrace) -> Classified:
         trace: a trace read from a snapshot, without categories and phases.
     """
     by_stack, blocks = _judgement(trace), trace.allocations
-    mark, phase = by_stack.mark[trace.events.stack], by_stack.phase[trace.events.stack]
+    stack = stacks_where_they_happened(trace)
+    mark, phase = by_stack.mark[stack], by_stack.phase[stack]
     phase = _with_annotations(trace, phase, mark)
     phase = _with_threads_of_autograd(trace, phase, mark)
     ends = _ends_of_backward(trace, phase, mark), (phase == Phase.FORWARD) | (phase == Phase.BACKWARD)

@@ -38,10 +38,21 @@ def _source(folder: Path, line: int) -> Path:
     return file
 
 
-def _without_names(version: str, folder: Path) -> MemoryTrace:
+CONTEXTS = ("all", "alloc")
+"""What PyTorch records stacks of. The recordings have all; with the second, a free has its allocation's."""
+
+
+def _without_names(version: str, folder: Path, context: str = "all") -> MemoryTrace:
     """The recording as if nobody had named modules, on a machine that has the source."""
     snapshot = _snapshot(version)
     entries = snapshot["device_traces"][0]
+    if context == "alloc":
+        stack: dict[int, Any] = {}
+        for entry in entries:
+            if entry["action"] == "alloc":
+                stack[entry["addr"]] = entry["frames"]
+            elif entry["action"].startswith("free") and entry["addr"] in stack:
+                entry["frames"] = stack[entry["addr"]]
     frames = [
         frame for entry in entries for frame in entry.get("frames", ()) if frame["filename"] == "record.py"
     ]
@@ -54,10 +65,11 @@ def _without_names(version: str, folder: Path) -> MemoryTrace:
     return with_inferred_layers(trace_from_snapshot(snapshot, "training"))
 
 
+@pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("version", LABELLED)
-def test_forwards_have_the_names_that_the_program_gave(version: str, tmp_path: Path) -> None:
+def test_forwards_have_the_names_that_the_program_gave(version: str, context: str, tmp_path: Path) -> None:
     named = trace_from_snapshot(_snapshot(version), "training")
-    inferred = _without_names(version, tmp_path)
+    inferred = _without_names(version, tmp_path, context)
     events = named.events
     in_modules = (events.kind == Kind.ALLOC) & (events.module > 0) & (events.category == Category.ACTIVATION)
     assert events.bytes[in_modules].sum() > 100 << 20
@@ -65,12 +77,13 @@ def test_forwards_have_the_names_that_the_program_gave(version: str, tmp_path: P
         assert inferred.modules[inferred.events.module[event]].key == named.modules[events.module[event]].key
 
 
+@pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("version", LABELLED)
 @pytest.mark.parametrize("category", [Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER_STATE])
 def test_what_a_module_keeps_has_the_bytes_of_its_parameters(
-    version: str, tmp_path: Path, category: Category
+    version: str, tmp_path: Path, category: Category, context: str
 ) -> None:
-    trace = _without_names(version, tmp_path)
+    trace = _without_names(version, tmp_path, context)
     blocks, end = trace.allocations, len(trace.events) - 1
     if category == Category.GRADIENT:  # all are freed when the step is over
         end = int(blocks.born[(blocks.category == category) & (blocks.born >= 0)].max())
