@@ -203,13 +203,16 @@ def test_a_mask_that_is_cast_to_numbers_takes_one_byte_an_element(operator: str,
         assert "No float64" in why(history, "wide_tensors")
 
 
-@pytest.mark.parametrize(("result", "count", "is_copy"), [(10, 4, True), (100, 4, False), (10, 3, False)])
+@pytest.mark.parametrize(
+    ("result", "count", "is_copy"), [(10, 4, True), (10, 3, True), (100, 4, False), (10, 2, False)]
+)
 def test_weights_that_modules_compute_are_copies_of_parameters(
     result: int, count: int, is_copy: bool
 ) -> None:
     """Four sums of 100 beside weights of 100, and what linear returns of them.
 
-    Not if that has their size, or if there are more sums than weights, as of a recurrent network's state.
+    One may be computed anew before the old one is freed. Not if what linear returns has their size, or if
+    there are more sums than that, as of a recurrent network's state.
     """
     weights = layers("alloc 100 w# category=parameter", count=count)
     calls = layers("alloc 100 s# operator=aten::add", f"alloc {result} y# operator=aten::linear", count=4)
@@ -217,7 +220,8 @@ def test_weights_that_modules_compute_are_copies_of_parameters(
     history = stacked(trace(*weights, *calls), *stacks)
     if is_copy:
         finding = found(history, "parameter_copies")
-        assert (finding.bytes, finding.of_bytes, finding.subject) == (400, 840, "lora.py:3 (forward)")
+        total = 100 * count + 400 + 40
+        assert (finding.bytes, finding.of_bytes, finding.subject) == (400, total, "lora.py:3 (forward)")
     else:
         assert "No other line" in why(history, "parameter_copies")
 

@@ -151,14 +151,15 @@ def _computed(blocks: StepBlocks, category: UInt8) -> Bool:
     """Return the mask of the weights at the peak that modules compute, such as LoRA's W + B @ A.
 
     They have the size of a parameter, or one of a wider dtype, but of no layer's result, and a layer's result
-    is the next block. There are no more of a size than parameters that it may come from.
+    is the next block. There are no more of a size than parameters that it may come from, and one that is
+    computed anew before the old one is freed.
     """
     forward = (blocks.born >= 0) & blocks.of(lambda origin: origin.in_call and not origin.is_backward)
     layer = forward & blocks.of_operators(WEIGHTED)
     before_layer = forward & np.append(layer[1:], False) & blocks.at_peak
     most = Counter(np.outer(blocks.bytes[category == Category.PARAMETER], WIDER).ravel().tolist())
     number = Counter(blocks.bytes[before_layer & ~np.isin(blocks.bytes, blocks.bytes[layer])].tolist())
-    sizes = [size for size in number if number[size] <= most[size]]
+    sizes = [size for size in number if number[size] <= most[size] + 1]
     copies: Bool = before_layer & np.isin(blocks.bytes, sizes)
     return copies if copies.sum() >= FEWEST else np.zeros(len(copies), bool)
 
