@@ -421,7 +421,8 @@ class _Function:
             self._enter(line)
             calls = [call for call in self._calls if _has(call, line, line)]
             exact = [call for call in calls if line in (call.lineno, call.func.end_lineno)]
-            called = (call for call in exact or calls if id(call) not in self._of_other_branch)
+            others = self._of_other_branch(line)
+            called = (call for call in exact or calls if id(call) not in others)
             targets = [target for call in called for target in self._targets(call)]
             loops = [loop for loop in self._loops if _has(loop, line, line)]
             if any(self._may_skip(loop, line) for loop in loops):
@@ -433,15 +434,25 @@ class _Function:
             self._called[line] = tuple(targets)
         return self._called[line]
 
-    @cached_property
-    def _of_other_branch(self) -> set[int]:
+    def _of_other_branch(self, line: int) -> set[int]:
         """The ids of the calls behind the `else` of an expression that calls the same before its `if`."""
         ids: set[int] = set()
-        for node in (node for node in self._nodes if isinstance(node, ast.IfExp)):
-            same = {ast.dump(call.func) for call in ast.walk(node.body) if isinstance(call, ast.Call)}
-            calls = (call for call in ast.walk(node.orelse) if isinstance(call, ast.Call))
-            ids |= {id(call) for call in calls if ast.dump(call.func) in same}
+        for node in (node for node in self._nodes if isinstance(node, ast.IfExp) and _has(node, line, line)):
+            before, behind = (
+                [(call, self._paths(call)) for call in ast.walk(branch) if isinstance(call, ast.Call)]
+                for branch in (node.body, node.orelse)
+            )
+            same = {ast.dump(call.func) for call, _ in before}
+            called = {path for _, paths in before for path in paths}  # also by a function that takes it
+            ids |= {
+                id(call)
+                for call, paths in behind
+                if ast.dump(call.func) in same or (paths and paths <= called)
+            }
         return ids
+
+    def _paths(self, call: ast.Call) -> set[str]:
+        return {target.path for target in self._targets(call)}
 
     @staticmethod
     def _may_skip(loop: ast.AST, line: int) -> bool:

@@ -265,6 +265,18 @@ def test_source_text_names_attributes_and_indices(model_file: Path) -> None:
     ]
 
 
+def test_a_layer_that_may_be_checkpointed_in_an_expression_has_its_index(model_file: Path) -> None:
+    """Both branches call the same, one by a function that takes it."""
+    line = "            x = layer(x)"
+    text = model_file.read_text(encoding="utf-8")
+    chosen = line.replace("layer(x)", "checkpoint(layer, x) if self.recomputes else layer(x)")
+    model_file.write_text(text.replace(line, chosen), encoding="utf-8")
+    up, down = (_linear_of_block(model_file, "= layer(x)", call) for call in ("self.up(x)", "self.down(x)"))
+    assert modules(inferred(*[(8, up), (4, down)] * 2)) == [
+        f"layers.{layer}.{part}" for layer in (0, 1) for part in ("up", "down")
+    ]
+
+
 def test_frees_with_the_stack_of_their_allocation_do_not_say_where_the_program_is(model_file: Path) -> None:
     """PyTorch writes them so without `context="all"`, however much later the block is freed."""
     up, down = (_linear_of_block(model_file, "= layer(x)", call) for call in ("self.up(x)", "self.down(x)"))
