@@ -232,7 +232,8 @@ def _with_backward(
     is_backward = np.array([*(meaning.is_backward for meaning in meanings), False])[events.stack]
     by_engine = np.array([meaning.is_backward and not meaning.node for meaning in meanings] + [False])
     # Where the stack is that of the allocation: what a forward allocated, or another node than the last.
-    node = np.array([meaning.node for meaning in meanings] + [""])[events.stack]
+    nodes = [*(meaning.node for meaning in meanings), ""]
+    node = np.unique(nodes, return_inverse=True)[1][events.stack]
     last = np.maximum.accumulate(np.where(events.kind == Kind.ALLOC, np.arange(len(node)), 0))
     is_repeated = stacks_where_they_happened(trace) != events.stack
     of_engine = np.where(is_repeated, ~is_backward | (node != node[last]), by_engine[events.stack])
