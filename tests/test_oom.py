@@ -123,6 +123,14 @@ class TestWhenMemoryRunsOut:
         dumps = [step.metadata for step in read_recordings(str(tmp_path)).steps if step.metadata.dump_of]
         assert [(dump.worker, dump.dump_of) for dump in dumps] == [("oom_w", dump_of)] * 2
 
+    def test_the_run_of_a_second_recorder_is_of_no_dump_of_the_first(self, tmp_path, gpu, recording):
+        for time_us in (1, 2):
+            recorder = recording()
+            with pytest.raises(torch.OutOfMemoryError):
+                gpu.ask(5000, time_us=time_us)
+            recorder.close()
+        assert {step.metadata.dump_of for step in read_recordings(str(tmp_path)).steps} == {"w"}
+
     def test_the_run_has_what_filled_the_whole_device(self, tmp_path, gpu, recording, monkeypatch):
         known = {DevicePart.REQUESTED: 400, DevicePart.CACHED: 100, DevicePart.FREE: 20}
         monkeypatch.setattr(oom, "card_memory", lambda name: {"cuda:0": CardMemory(1000, known)}[name])

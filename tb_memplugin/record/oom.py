@@ -98,6 +98,10 @@ def record_on_oom(
     return recorder
 
 
+DUMPS = "oom_"
+"""What the names of workers begin with that have dumps; the worker's own name follows."""
+
+
 class OomRecorder:
     """The recorder that `record_on_oom` returns: a context manager that can also be ended with `close()`.
 
@@ -263,9 +267,10 @@ class OomRecorder:
         trace = with_inferred_layers(trace_from_snapshot(snapshot, "out of memory", device_type))
         if self._writer is None:
             worker = self._worker_name or default_worker_name()
-            others = workers_of_process(self.dir_name)  # by a handler or monitor that has another name
+            workers = workers_of_process(self.dir_name)  # of a handler or monitor that has another name, too
+            others = [name for name in workers if not name.startswith(DUMPS)]
             self._dump_of = worker if worker in others else next(iter(others), worker)
-            self._writer = RunWriter(self.dir_name, f"oom_{worker}", self._guard.end_flush)
+            self._writer = RunWriter(self.dir_name, f"{DUMPS}{worker}", self._guard.end_flush)
         trace = replace(
             trace,
             properties={**trace.properties, DUMP_OF: self._dump_of},
