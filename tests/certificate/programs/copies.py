@@ -123,7 +123,7 @@ def quantized_statically(run: Run) -> None:
 
     model = Quantizable().eval()
     with run.window(model) as step, torch.no_grad():
-        model.qconfig = torch.ao.quantization.get_default_qconfig(torch.backends.quantized.engine)
+        model.qconfig = torch.ao.quantization.default_qconfig
         prepared = torch.ao.quantization.prepare(model)
         run.value(prepared(torch.linspace(-1, 1, 16).view(2, 8)))
         quantized = torch.ao.quantization.convert(prepared)

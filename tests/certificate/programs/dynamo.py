@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+from unittest.mock import patch
+
 import torch
 from torch import nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -12,7 +16,9 @@ from tests.certificate.run import Run
 
 
 def import_libraries() -> None:
-    torch.compile(lambda x: x + 1, backend="aot_eager")(torch.ones(2))
+    compiled = torch.compile(lambda x: (x + 1).square().mean())
+    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=folder):
+        compiled(torch.ones(2, requires_grad=True)).backward()
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
 
