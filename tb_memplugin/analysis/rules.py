@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,11 @@ UNKNOWN = "unknown"
 """Key of allocations that no rule matches."""
 
 FIX = 'Write name=regex, or a JSON file: {"name": "regex"} or {"rules": [{"name": "…", "pattern": "…"}]}.'
+
+MOST_BYTES = 1 << 20
+"""The largest file of rules, in bytes."""
+
+PATTERN_FIX = "To match one of . ( ) [ ] + * ? literally, put a backslash before it."
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +80,20 @@ def read_rules(texts: Sequence[str]) -> Rules:
     rules: dict[str, re.Pattern[str]] = {}
     for text in texts:
         for name, pattern, where in _rules_of(text):
-            if name in rules or name == UNKNOWN:
-                problem = "is reserved for what no rule matches" if name == UNKNOWN else "is used twice"
-                raise MemPluginError(
-                    f"The rule name {name!r} {problem}.", where=where, fix="Give it another name."
-                )
+            check_name(name, rules, where)
             rules[name] = _compiled(name, pattern, where)
     return Rules(tuple(rules), tuple(rules.values()))
+
+
+def check_name(name: str, others: Container[str], where: str) -> None:
+    """Refuse the name of a rule that other rules cannot have beside them.
+
+    Raises:
+        MemPluginError: another rule has it, or it is reserved.
+    """
+    if name in others or name == UNKNOWN:
+        problem = "is reserved for what no rule matches" if name == UNKNOWN else "is used twice"
+        raise MemPluginError(f"The rule name {name!r} {problem}.", where=where, fix="Give it another name.")
 
 
 def _rules_of(text: str) -> list[tuple[str, str, str]]:
@@ -92,10 +104,13 @@ def _rules_of(text: str) -> list[tuple[str, str, str]]:
     if equals and not _is_file(text):
         return [(*rule, text) for rule in _rules_in({name.strip(): pattern}, text)]
     try:
-        content = Path(text).read_text("utf-8")
+        with Path(text).open("rb") as file:
+            content = file.read(MOST_BYTES + 1).decode()
+        if len(content) > MOST_BYTES:
+            raise ValueError("it is too large")
     except (OSError, ValueError) as error:
         raise MemPluginError(
-            "The rules file does not exist or cannot be read.", where=text, fix=FIX
+            f"The rules file does not exist or cannot be read ({error}).", where=text, fix=FIX
         ) from error
     return [(*rule, text) for rule in _rules_in(_parsed(content, text), text)]
 
@@ -144,5 +159,5 @@ def _compiled(name: str, pattern: str, where: str) -> re.Pattern[str]:
         raise MemPluginError(
             f"Rule {name[:80]!r} is not a valid regular expression: {error}.",
             where=f"{where}: {pattern[:200]}",
-            fix="To match one of . ( ) [ ] + * ? literally, put a backslash before it.",
+            fix=PATTERN_FIX,
         ) from error

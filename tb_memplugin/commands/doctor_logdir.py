@@ -107,7 +107,7 @@ def repaired(logdir: str) -> Iterator[Finding]:
 
 def _check_folder(logdir: str) -> Finding | None:
     try:
-        is_there = files.exists(logdir)
+        is_there = files.exists(logdir) and (files.is_remote(logdir) or Path(logdir).exists())  # a link's end
     except OSError as error:
         return problem(f"This user cannot read {logdir}: {error.strerror or error}.", _allow(logdir))
     if not is_there:
@@ -119,7 +119,7 @@ def _check_folder(logdir: str) -> Finding | None:
         )
     if files.is_remote(logdir):
         return None
-    path = Path(logdir).resolve()
+    path = Path(os.path.realpath(logdir))
     worker = next((above for above in path.parents if _is_side_path(path, above)), None)
     if worker is not None:
         state = "contains only side files" if path.is_dir() else "is a side file"

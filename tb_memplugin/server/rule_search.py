@@ -1,13 +1,12 @@
 """Patterns from a request, such as those of custom rules, which are searched in a separate process.
 
 A pattern may take endlessly on a single frame, and Python can neither stop a search nor run other threads
-during it, so that all of TensorBoard would hang.
+during it, so that all of TensorBoard would hang. To compile one may take minutes, too.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,7 @@ from threading import BoundedSemaphore
 import numpy as np
 
 from tb_memplugin.analysis.divisions import Part
-from tb_memplugin.analysis.rules import UNKNOWN, Rules, read_rules
+from tb_memplugin.analysis.rules import PATTERN_FIX, UNKNOWN, check_name
 from tb_memplugin.analysis.stacks import StackRow
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.errors import MemPluginError
@@ -40,10 +39,15 @@ if hasattr(signal, "alarm"):  # not on Windows
     signal.alarm({2 * SECONDS:.0f})
     os.nice(19)
 asked = json.load(sys.stdin)
-patterns = [re.compile(pattern, flags) for pattern, flags in asked["patterns"]]
+patterns = []
+try:
+    for text in asked["patterns"]:
+        patterns.append(re.compile(text, asked["flags"]))
+except (re.error, ValueError, OverflowError, RecursionError) as error:
+    sys.exit(json.dump({{"invalid": len(patterns), "why": str(error)}}, sys.stdout))
 def first(texts):
     return next((row for row, p in enumerate(patterns) if any(map(p.search, texts))), len(patterns))
-json.dump([first(texts) for texts in asked["texts"]], sys.stdout)
+json.dump({{"first": [first(texts) for texts in asked["texts"]]}}, sys.stdout)
 """
 
 
@@ -59,57 +63,61 @@ def rule_parts(text: str, rows: Sequence[StackRow]) -> tuple[Part, ...]:
     """
     rules = rules_in(text)
     rank = _ranks(rules, sorted(distinct(row.frames for row in rows)))
-    rule_of = lowest_in_stacks(rank, [row.frames for row in rows], len(rules.names))
-    keys = (*rules.names, UNKNOWN)
+    rule_of = lowest_in_stacks(rank, [row.frames for row in rows], len(rules))
+    keys = (*rules, UNKNOWN)
     size = sums(rule_of, np.array([row.bytes for row in rows], np.int64), len(keys))
     calls = sums(rule_of, np.array([row.calls for row in rows], np.int64), len(keys))
     return tuple(map(Part, keys, size.tolist(), calls.tolist()))
 
 
-def rules_in(text: str) -> Rules:
-    """Read rules from lines of `name=regex`. Files are not accepted: a request must not make us open one.
+def rules_in(text: str) -> dict[str, str]:
+    """Return name and pattern of the rules in lines of `name=regex`, in order.
+
+    Files are not accepted: a request must not make us open one.
 
     Raises:
-        MemPluginError: a line is no rule, or a pattern is invalid.
+        MemPluginError: a line is no rule, or a name cannot be used.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if len(lines) > MOST_RULES:
         raise MemPluginError(
             f"There are {len(lines)} rules.", where="rules", fix=f"Give at most {MOST_RULES}."
         )
-    rules = []
+    rules: dict[str, str] = {}
     for line in lines:
-        name, equals, pattern = line.partition("=")
-        if not (name.strip() and equals and pattern.strip()):
+        name, _, pattern = (part.strip() for part in line.partition("="))
+        if not (name and pattern):
             raise MemPluginError(
                 f"{line[:80]!r} is not a rule.", where="rules", fix="Write name=regex, one rule per line."
             )
-        rules.append({"name": name.strip(), "pattern": pattern.strip()})
-    return read_rules([json.dumps(rules)])
+        check_name(name, rules, "rules")
+        rules[name] = pattern
+    return rules
 
 
-def _ranks(rules: Rules, texts: list[str]) -> dict[str, int]:
+def _ranks(rules: dict[str, str], texts: list[str]) -> dict[str, int]:
     """Return the index of the first rule that each frame matches; the number of rules if none does."""
-    if not rules.names or not texts:
-        return dict.fromkeys(texts, len(rules.names))
+    if not rules or not texts:
+        return dict.fromkeys(texts, len(rules))
     frames = [read_frame(text) for text in texts]
-    first = first_matches(rules.patterns, [[frame.function, frame.file] for frame in frames], "rules")
+    first = first_matches([*rules.values()], [[frame.function, frame.file] for frame in frames], "rules")
     return dict(zip(texts, first, strict=True))
 
 
 def first_matches(
-    patterns: Sequence[re.Pattern[str]], texts: Sequence[Sequence[str]], where: str
+    patterns: Sequence[str], texts: Sequence[Sequence[str]], where: str, flags: int = 0
 ) -> list[int]:
     """Return for each group of texts the first pattern that is found in one of them; else their number.
 
     Args:
         texts: groups of texts.
         where: the parameter that has the patterns, which errors name.
+        flags: of `re.compile`.
 
     Raises:
-        MemPluginError: the search takes too long, or other searches do.
+        MemPluginError: a pattern is invalid, the search takes too long, or other searches do.
     """
-    search = {"patterns": [[pattern.pattern, int(pattern.flags)] for pattern in patterns], "texts": texts}
+    search = {"patterns": patterns, "flags": flags, "texts": texts}
     try:
         with without_turn(), _turn(where):
             done = subprocess.run(
@@ -125,13 +133,20 @@ def first_matches(
         raise MemPluginError(
             f"The search for the {where} took more than {SECONDS:.0f} seconds.",
             where=where,
-            fix="A pattern has too many ways to match: avoid nested repeats such as (a+)+.",
+            fix="A pattern is too long, or has too many ways to match: avoid nested repeats such as (a+)+.",
         ) from error
     except (OSError, subprocess.CalledProcessError) as error:
         raise MemPluginError(
             f"The search for the {where} failed.", where=where, fix="Look at TensorBoard's log."
         ) from error
-    first: list[int] = json.loads(done.stdout)
+    answer = json.loads(done.stdout)
+    if "why" in answer:
+        raise MemPluginError(
+            f"{patterns[answer['invalid']][:80]!r} is not a regular expression: {answer['why']}.",
+            where=where,
+            fix=PATTERN_FIX,
+        )
+    first: list[int] = answer["first"]
     return first
 
 

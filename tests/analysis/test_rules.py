@@ -115,3 +115,9 @@ def test_what_is_no_rule_is_told_with_its_name(texts, told):
     with pytest.raises(MemPluginError, match=told.replace("(", r"\(")) as raised:
         read_rules(texts)
     assert raised.value.fix
+
+
+def test_no_more_is_read_of_a_file_of_rules_than_it_may_have(tmp_path: Path):
+    (tmp_path / "rules.json").symlink_to("/dev/zero")
+    with pytest.raises(MemPluginError, match="too large"):
+        read_rules([str(tmp_path / "rules.json")])

@@ -46,6 +46,13 @@ def test_the_exit_code_tells(logdir, monkeypatch):
     assert (bad.exit_code, "does not exist" in bad.output, "→" in bad.output) == (1, True, True)
 
 
+@pytest.mark.parametrize("target", ["absent", "link"], ids=["dangling", "to itself"])
+def test_a_link_that_leads_nowhere(target, tmp_path):
+    (tmp_path / "link").symlink_to(target)
+    (text,) = problems(tmp_path / "link")
+    assert text.endswith("does not exist.")
+
+
 def test_an_empty_folder(tmp_path):
     assert problems(tmp_path) == ["There is no event file."]
 

@@ -137,7 +137,9 @@ def test_a_pattern_searches_runs_ranks_and_lines_and_a_filter_what_tensorboard_c
     assert found(run="short") == ["short"]
 
 
-@pytest.mark.parametrize("pattern", ["(", "a" * 1_001, "(?P<x>a)(?P<x>b)"])
+@pytest.mark.parametrize(
+    "pattern", ["(", "(?P<x>a)(?P<x>b)", "(" * 5_000 + ")" * 5_000, "a{2}" * 3_000 + "{1,99999999999}"]
+)
 def test_a_pattern_that_is_none_is_refused(tab, pattern):
     status, error = tab.refused("fleet", pattern=pattern)
     assert (status, error["where"]) == (400, "pattern")

@@ -9,6 +9,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import islice
+from time import process_time
 
 import pytest
 
@@ -202,7 +203,7 @@ def test_rules_in_their_order_and_last_what_none_matches(tab):
 @pytest.mark.parametrize(
     ("rules", "what"),
     [
-        ("mlp=(", "'mlp'"),
+        ("mlp=(", "'('"),
         ("not a rule at all", "not a rule"),
         ("=x", "not a rule"),
         ("a=x\na=y", "twice"),
@@ -226,12 +227,17 @@ def test_rules_never_open_a_file(tab, tmp_path):
         assert status in (200, 400)
 
 
-def test_a_pattern_that_would_take_for_ever_is_ended(tab, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    "pattern", ["^(a+)+$", "(?i)" + "[!-\uff00]" * 2_000], ids=["to search", "to compile"]
+)
+def test_a_pattern_that_would_take_for_ever_is_ended(pattern, monkeypatch, tmp_path):
     monkeypatch.setattr("tb_memplugin.server.rule_search.SECONDS", 0.5)
     long = program("alloc 5 a at=x", stacks={"x": (f"{'a' * 60}! file.py:1",)})
     RunWriter(str(tmp_path / "r"), "rank0").write(long)
-    status, error = Tab(tmp_path).refused("rule_table", **CHOSEN, rules="slow=^(a+)+$")
+    tab, begin = Tab(tmp_path), process_time()
+    status, error = tab.refused("rule_table", **CHOSEN, rules=f"slow={pattern}")
     assert (status, "seconds" in error["what"]) == (400, True)
+    assert process_time() - begin < 5, "the server computed it"
 
 
 def test_searches_wait_for_each_other_and_one_that_waits_too_long_is_refused(monkeypatch, tmp_path):
@@ -271,7 +277,7 @@ def test_searches_wait_for_each_other_and_one_that_waits_too_long_is_refused(mon
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no limit of processor time there")
 def test_a_search_ends_by_itself_after_its_server_has_ended():
-    asked = {"patterns": [["^(a+)+$", 0]], "texts": [[f"{'a' * 60}!", "file.py"]]}
+    asked = {"patterns": ["^(a+)+$"], "flags": 0, "texts": [[f"{'a' * 60}!", "file.py"]]}
     limited = rule_search._SEARCH.replace("alarm(20)", "alarm(1)")
     ended = subprocess.run(
         [sys.executable, "-I", "-S", "-c", limited], input=json.dumps(asked), text=True, timeout=60

@@ -233,7 +233,7 @@ def _frames(block: dict[str, Any]) -> Any:
 def _segments(segments: list[dict[str, Any]], tables: Tables) -> FinalSegments:
     address = addresses([segment["address"] for segment in segments], "address")
     size = whole_numbers([segment["total_size"] for segment in segments], "total_size")
-    if bool((size.view(np.uint64) > ~address).any()):
+    if bool(((size < 0) | (size.view(np.uint64) > ~address)).any()):
         raise OverflowError(NO_SEGMENT)
     return FinalSegments(
         address=address,

@@ -10,7 +10,6 @@ import numpy as np
 
 from tb_memplugin.analysis.ranks import RankSteps, rank_peaks
 from tb_memplugin.analysis.steps import step_columns
-from tb_memplugin.errors import MemPluginError
 from tb_memplugin.server.rule_search import first_matches
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Session
@@ -19,7 +18,6 @@ from tb_memplugin.store.worker_steps import WorkerSteps, device_kind, in_order, 
 
 CURVE_COLUMNS = 48
 FULL = 1_000
-LONGEST_PATTERN = 1_000
 
 OF_THE_HOST = {"cpu": 1, "shared": 1, "process": 2}
 """The kinds of memory that are none of an accelerator's; those of a higher number stand for a run last."""
@@ -203,15 +201,7 @@ def _matching(
     """Return the rows of which a text matches a pattern, ignoring case, as in TensorBoard's own filters.
 
     Raises:
-        MemPluginError: the pattern is invalid or too long, or the search takes too long.
+        MemPluginError: the pattern is invalid, or the search takes too long.
     """
-    try:
-        if len(pattern) > LONGEST_PATTERN:
-            raise ValueError(f"it has more than {LONGEST_PATTERN:,} characters")
-        compiled = re.compile(pattern, re.IGNORECASE)
-    except (re.error, ValueError, OverflowError, RecursionError) as error:
-        raise MemPluginError(
-            f"{pattern[:80]!r} is not a regular expression: {error}.", where=name, fix="Change the pattern."
-        ) from error
-    first = first_matches([compiled], texts, name)
+    first = first_matches([pattern], texts, name, re.IGNORECASE)
     return [row for row, match in zip(rows, first, strict=True) if match == 0]

@@ -99,7 +99,7 @@ def test_a_segment_that_tells_other_sums_than_its_blocks_is_told(changed: dict[s
     assert any(told in note for note in trace.notes)
 
 
-@pytest.mark.parametrize(("address", "size"), [((1 << 64) - 512, 1024), (1000, -512)])
+@pytest.mark.parametrize(("address", "size"), [((1 << 64) - 512, 1024), (1000, -512), (1000, -5000)])
 def test_a_segment_that_ends_where_no_memory_is_is_refused(address: int, size: int) -> None:
     beyond = {**segment(total=size), "address": address}
     with pytest.raises(UnreadableFileError, match="negative size, or ends beyond"):
