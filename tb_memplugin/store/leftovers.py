@@ -52,14 +52,14 @@ def _clear_unfinished(folder: str, side: str) -> None:
     """Delete the side files of windows of which the event file shows that they were not finished.
 
     Steps are appended in the order of their windows. So a window that has none, before one that has some,
-    failed, and only one after them may have been killed. Where the event file is damaged, or someone else
-    changed it so that there are several, nothing is known, and everything stays.
+    failed, and only one after them may have been killed. Where the event file is damaged or gone, or someone
+    else changed it so that there are several, nothing is known, and everything stays.
     """
     windows = set(filter(is_side_file_name, files.names_in(side)))
     events = [files.join(folder, name) for name in files.names_in(folder) if name.endswith(EVENT_FILE_END)]
-    if not windows or len(events) > 1:
+    if not windows or len(events) != 1:
         return
-    named = _side_files_named(events[0]) if events else set()
+    named = _side_files_named(events[0])
     if named is None:
         return
     last = max(map(window_of, named), default=-1)

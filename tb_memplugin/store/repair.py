@@ -146,26 +146,32 @@ def _is_added(content: _EventFile, data: bytes) -> bool:
     return True
 
 
-def _steps_without_record(folder: str, writer_id: str, events: Mapping[str, _EventFile]) -> Iterator[bytes]:
-    """Yield the records of steps of intact side files that no event file has."""
+def _steps_without_record(folder: str, claimed_id: str, events: Mapping[str, _EventFile]) -> Iterator[bytes]:
+    """Yield the records of steps of intact side files that no event file has.
+
+    A side file says who wrote it, as does a step: an event file may have records of strangers. Of older side
+    files, the steps that name them say it, or else the claim.
+    """
     side = files.join(folder, SIDE_FOLDER)
     steps = [step for content in events.values() for step in content.steps]
-    recorded, named = {(step.side_file, step.step) for step in steps}, {step.side_file for step in steps}
-    worker = next((step.worker for step in steps), Path(folder).name)
-    all_are_whole = all(content.is_whole for content in events.values())
+    recorded = {(step.writer_id, step.side_file, step.step) for step in steps}
+    writers = {step.side_file: step.writer_id for step in steps}
+    workers = {step.writer_id: step.worker for step in steps}
+    is_complete = all(content.is_whole for content in events.values()) and len(workers) == 1
     for name in filter(is_side_file_name, files.names_in(side)):
-        if all_are_whole and name in named:
+        if is_complete and name in writers:
             continue
         path = files.join(side, name)
         try:
             with files.open_ranges(path) as (read, size):
-                writer = writer_id or EnvelopeReader(read, size, path).footer.writer_id
-                window = Window(worker, writer, window_of(name), name)
+                footer = EnvelopeReader(read, size, path).footer
+                writer = footer.writer_id or writers.get(name, claimed_id)
+                window = Window(workers.get(writer, Path(folder).name), writer, window_of(name), name)
                 trace = read_window(read, size, path, (writer, window.number))
         except UnreadableFileError:
             continue
         for metadata, blob in window_steps(trace, window):
-            if (name, metadata.step) not in recorded:
+            if (writer, name, metadata.step) not in recorded:
                 yield step_record(metadata, blob)
 
 

@@ -19,6 +19,7 @@ from tb_memplugin.store.imports import write_import
 from tb_memplugin.store.leftovers import clear_logdir
 from tb_memplugin.store.reader import read_recordings
 from tb_memplugin.store.records import records
+from tb_memplugin.store.repair import repair
 from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.temporary import UNKNOWN_SECONDS, has_ended, new_name, this_process
 from tests.faults.failing_files import FOREVER, KILLED, FailingFiles, Fault
@@ -44,10 +45,14 @@ def ended_process() -> str:
 
 
 def leftovers(logdir: str) -> list[str]:
-    """The temporary files, and the side files that no step names."""
+    """The temporary files, and the side files that no step of their folder's event file names."""
     named = {step.side_file for step in read_recordings(logdir).steps}
-    found = [str(path) for path in Path(logdir).rglob("*") if path.name.endswith((".tmp", ".mem"))]
-    return [path for path in found if path not in named]
+    found = [path for path in Path(logdir).rglob("*") if path.name.endswith((".tmp", ".mem"))]
+    return [
+        str(path)
+        for path in found
+        if str(path) not in named and (path.suffix == ".tmp" or [*path.parents[2].glob("*tfevents*")])
+    ]
 
 
 @pytest.mark.parametrize("name", RECORDERS)
@@ -189,6 +194,17 @@ def test_the_side_file_of_a_failed_window_is_deleted_if_a_later_window_has_steps
     clear_logdir(files.root)
     assert leftovers(files.root) == []
     assert RECORDERS["handler"].read(files.root) == {"rank0": {0: 100, 1: 7, 4: 102, 5: 7}}
+
+
+def test_the_only_side_file_stays_where_the_event_file_is_gone(tmp_path, monkeypatch):
+    """It is all that is left of a recording of one window: `doctor --repair` makes steps of it."""
+    with monkeypatch.context() as patched:
+        patched.setattr("tb_memplugin.store.worker_folder.this_process", ended_process)
+        Path(RunWriter(str(tmp_path), "rank0").write(WINDOWS[0]).event_file).unlink()
+    RunWriter(str(tmp_path), "rank1").write(WINDOWS[0])
+    (repaired,) = repair(str(tmp_path))
+    assert (repaired.records, repaired.steps) == (0, 2)
+    assert RECORDERS["handler"].read(str(tmp_path))["rank0"] == {0: 100, 1: 7}
 
 
 @pytest.mark.parametrize("kept", ["nothing", "the first window"])

@@ -100,7 +100,7 @@ def test_what_was_rebuilt_is_what_was_recorded(tmp_path):
         assert step.blob == original[step.metadata.step].blob
 
 
-@pytest.mark.parametrize("claim", ["as it was", None, b"", bytes(60)])
+@pytest.mark.parametrize("claim", ["as it was", None, b"", bytes(60), b"\x93junk 1"])
 def test_event_files_that_were_not_copied_are_rebuilt_from_side_files(tmp_path, claim):
     path = recorded(tmp_path)
     path.unlink()
@@ -114,6 +114,16 @@ def test_event_files_that_were_not_copied_are_rebuilt_from_side_files(tmp_path, 
     assert peaks(tmp_path) == PEAKS
     for step in read_recordings(str(tmp_path)).steps:
         load_window(str(step.side_file), step.metadata).step_row(step.metadata.step)
+
+
+def test_steps_of_a_side_file_keep_their_worker_beside_a_strangers_record(tmp_path):
+    path = recorded(tmp_path)
+    other = Path(RunWriter(str(tmp_path), "x").write(WINDOWS[0]).event_file)
+    path.write_bytes(path.read_bytes()[:70] + other.read_bytes())  # of w, not one step is left
+    aged(tmp_path)
+    assert sum(done.steps for done in repair(str(tmp_path))) == 8
+    steps = read_recordings(str(tmp_path / "w")).steps
+    assert sorted(step.metadata.worker for step in steps) == ["w"] * 8 + ["x"] * 2
 
 
 def test_steps_of_a_monitor_keep_their_order_around_a_damaged_record(tmp_path):
