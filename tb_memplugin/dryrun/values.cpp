@@ -204,7 +204,7 @@ struct Observed : at::ObserverContext {
     std::optional<bool> found;  // of an operator that looks for values that are not finite, in those that are
     size_t bytes = 0;
     bool integers = true;
-    long selectable = 0;
+    long selectable = 0, selected = 0;
     int64_t choices = 0;
     int64_t along = 0;  // the dimension whose rows `unique` compares
     std::vector<Tensor> device_written, host_written;  // of operators that do not return what they write
@@ -315,7 +315,7 @@ void answer_first(Observed& it, const IValue& first_input) {
         return answer_reads(first.isTensor() ? long(first.toTensor().size(it.along)) : long(first.toBool()), 1);
     }
     if (it.op->name == "aten::equal") return;
-    const long selected = ask_selected(it.op->name.c_str(), it.selectable);
+    const long selected = it.selected = ask_selected(it.op->name.c_str(), it.selectable);
     answer_reads(selected, 1);
     if (mask.scalar_type() != c10::kBool || !is_plain(mask) || size_t(mask.numel()) > kMostIntegerBytes) return;
     Apart apart;  // the mask selects as many when it is used again, as in backward
@@ -394,6 +394,16 @@ void choose(const Observed& it, const Tensor& out) {
     say_chosen(it.op->name.c_str() + 6);
 }
 
+// What `unique` returns beside values that nobody computed: each of them occurs as often as any other.
+void count_evenly(const Observed& it, const std::vector<IValue>& outputs) {
+    if (it.op->name.find("unique") == std::string::npos || !it.selected || outputs.size() < 3 ||
+        size_t(it.selectable) * sizeof(long) > kMostIntegerBytes)
+        return;
+    const Tensor all = at::arange(it.selectable), &inverse = outputs[1].toTensor(), &counts = outputs[2].toTensor();
+    if (inverse.numel() == it.selectable) put(inverse, all.remainder(it.selected).reshape(inverse.sizes()));
+    if (counts.numel() == it.selected) put(counts, all.remainder(it.selected).bincount());
+}
+
 void end(const at::RecordFunction& fn, at::ObserverContext* context) {
     if (!context) return;
     Observed& it = *static_cast<Observed*>(context);
@@ -417,6 +427,7 @@ void end(const at::RecordFunction& fn, at::ObserverContext* context) {
         for (const Tensor& t : it.device_written)
             if (!(unscales && t.numel() == 1 && is_known(t))) forget(t);
         if (unscales) assume_finite(it.op->name.c_str());
+        count_evenly(it, outputs);
         return;
     }
     for (size_t index = 0; index < it.device_written.size(); ++index) put(it.device_written[index], it.host_written[index]);

@@ -59,6 +59,8 @@ def test_small_values_are_computed_and_others_are_asked_for(capfd: pytest.Captur
         "eigenvalues": [0.0, 0.0, 1.0, 2.0],
         "factors": [[4096, 32, 32], [1, 2048, 2048]],
         "neighbours": [4, 2048],
+        "exponential": [4, 1024, 1024],
+        "each once": [1],
         "inverted": [2048, 2, 2],
         "steps of unknown gradients": 1,
         "reserve": 134_656 + 22_528 + 3_584 + 384,  # cuDNN's, results, last state; 512s of the input
