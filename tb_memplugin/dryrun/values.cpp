@@ -42,6 +42,7 @@ class Known {
     void set(uintptr_t begin, uintptr_t end, bool known) {
         if (begin == end) return;
         std::lock_guard<std::mutex> held(lock_);
+        counts_.erase(counts_.lower_bound(begin), counts_.lower_bound(end));
         auto it = ranges_.upper_bound(begin);
         if (it != ranges_.begin() && std::prev(it)->second >= begin) --it;
         while (it != ranges_.end() && it->first <= end) {
@@ -58,10 +59,21 @@ class Known {
         auto it = ranges_.upper_bound(begin);
         return it != ranges_.begin() && std::prev(it)->second >= end;
     }
+    // The most that a number can be which is not known; until something is written there.
+    void set_most(uintptr_t at, long most) {
+        std::lock_guard<std::mutex> held(lock_);
+        counts_[at] = most;
+    }
+    long most(uintptr_t at) {
+        std::lock_guard<std::mutex> held(lock_);
+        const auto it = counts_.find(at);
+        return it == counts_.end() ? -1 : it->second;
+    }
 
    private:
     std::mutex lock_;
     std::map<uintptr_t, uintptr_t> ranges_;
+    std::map<uintptr_t, long> counts_;
 };
 
 Known known;
@@ -206,6 +218,7 @@ struct Observed : at::ObserverContext {
     bool integers = true;
     long selectable = 0, selected = 0;
     int64_t choices = 0;
+    bool counts = false;  // the elements of a mask that are true
     int64_t along = 0;  // the dimension whose rows `unique` compares
     std::vector<Tensor> device_written, host_written;  // of operators that do not return what they write
 };
@@ -368,6 +381,7 @@ std::unique_ptr<at::ObserverContext> start(const at::RecordFunction& fn) {
     if (inputs[0].isTensor() && inputs[0].toTensor().defined()) {
         const Tensor& first = inputs[0].toTensor();
         it->selectable = long(first.numel());
+        it->counts = first.scalar_type() == c10::kBool && (op->name == "aten::sum" || op->name == "aten::count_nonzero");
         int64_t dim = op->name == "aten::topk" ? 2 : 1;
         dim = inputs.size() > size_t(dim) && inputs[size_t(dim)].isInt() ? inputs[size_t(dim)].toInt() : -1;
         if (dim >= -first.dim() && dim < first.dim()) it->choices = first.size(dim);
@@ -416,6 +430,7 @@ void end(const at::RecordFunction& fn, at::ObserverContext* context) {
         for (const IValue& out : outputs)
             each_tensor(out, [&](const Tensor& t) {
                 if (t.is_cuda() && is_plain(t)) forget(t);
+                if (it.counts && t.is_cuda() && t.numel() == 1) known.set_most(begin_of(t), it.selectable);
                 if (it.reads) t.fill_(ask_read(c10::toString(t.scalar_type()), long(t.numel())));
                 else if (!t.is_cuda() || !is_plain(t)) return;
                 else if (kChooses.count(it.op->name)) choose(it, t);
@@ -464,5 +479,6 @@ void tb_memplugin_values_watch() {
 }
 
 int tb_memplugin_values_known(uintptr_t at, size_t bytes) { return known.has(at, at + bytes); }
+long tb_memplugin_values_most(uintptr_t at) { return known.most(at); }
 void tb_memplugin_values_set(uintptr_t at, size_t bytes, int is_known) { known.set(at, at + bytes, is_known); }
 }

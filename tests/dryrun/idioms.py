@@ -56,6 +56,7 @@ said["large is finite"] = [
     bool(large[0, 0] == -torch.inf),
 ]
 said["large rows"] = [list(torch.unique(large, dim=dim).shape) for dim in (0, 1)]
+said["counted"] = [int((large > 0).sum()), torch.count_nonzero(large[0] > 0).item()]
 said["printed"] = str(large[0, :2]).partition(", d")[0]
 said["normal"] = list(torch.normal(0.0, large.exp()).shape)
 said["eigenvalues"] = torch.linalg.eigvalsh(torch.diag(v.float())).tolist()
