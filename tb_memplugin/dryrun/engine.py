@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any, Literal, get_args
+from typing import Any
 
 from tb_memplugin.analysis.moments import peak
 from tb_memplugin.dryrun.build import StandIn, stand_in, values_library
@@ -202,20 +202,15 @@ PHASES = tuple(phase.key for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTI
 """The phases that are compared, if both engines have them: call stacks tell no others."""
 
 MOST = 20
-"""How many modules and lines are named, those first that differ most."""
-
-
-Kind = Literal["module", "line"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
-"""By what the peaks are divided to be compared."""
+"""How many lines are named, those first that differ most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
     """A figure of which the engines say different numbers of bytes.
 
-    `kind` is "peak" (allocated or reserved), "phase", or "module" or "line" (allocated at the engine's own
-    peak). Lines are those of the program, or of a library where none of the program's is on the stack.
+    `kind` is "peak" (allocated or reserved), "phase", or "line" (allocated at the engine's own peak). Lines
+    are those of the program, or of a library where none of the program's is on the stack.
     """
 
     kind: str
@@ -244,7 +239,7 @@ def compare_engines(program: Program, gpu: GpuSpec, **options: Any) -> Compariso
     """
     steps: dict[str, StepEstimate] = {}
     errors: dict[str, MemPluginError] = {}
-    parts: dict[str, dict[Kind, dict[str, int]]] = {}
+    lines: dict[str, dict[str, int]] = {}
     with new_folder() as folder:
         for engine, estimate in ENGINES.items():
             logdir = Path(folder) / engine
@@ -253,23 +248,20 @@ def compare_engines(program: Program, gpu: GpuSpec, **options: Any) -> Compariso
             except MemPluginError as error:
                 errors[engine] = error
                 continue
-            parts[engine] = _parts_of_the_peak(logdir)
+            lines[engine] = _lines_of_the_peak(logdir)
     if not steps:
         raise errors["fake"]
-    differences = _differences(steps, parts) if len(steps) == len(ENGINES) else ()
+    differences = _differences(steps, lines) if len(steps) == len(ENGINES) else ()
     return Comparison(steps, errors, differences)
 
 
-def _parts_of_the_peak(logdir: Path) -> dict[Kind, dict[str, int]]:
-    """Return allocated bytes by module and by line, at the peak of the run that was written to a folder."""
+def _lines_of_the_peak(logdir: Path) -> dict[str, int]:
+    """Return allocated bytes by line, at the peak of the run that was written to a folder."""
     trace = load(logdir)
-    at = peak(trace, device=trace.devices[0].name)
-    return {kind: {part.key: part.bytes for part in at.parts(kind)} for kind in KINDS}
+    return {part.key: part.bytes for part in peak(trace, device=trace.devices[0].name).parts("line")}
 
 
-def _differences(
-    steps: dict[str, StepEstimate], parts: dict[str, dict[Kind, dict[str, int]]]
-) -> tuple[Difference, ...]:
+def _differences(steps: dict[str, StepEstimate], lines: dict[str, dict[str, int]]) -> tuple[Difference, ...]:
     fake, runtime = (steps[engine].estimate for engine in ENGINES)
     phases = _of_names("phase", dict(fake.phases), dict(runtime.phases))
     figures = [
@@ -278,10 +270,8 @@ def _differences(
         *(row for row in phases if row.name in PHASES and row.fake_bytes and row.runtime_bytes),
     ]
     if fake.peak_allocated_bytes != runtime.peak_allocated_bytes:
-        for kind in KINDS:
-            rows = _of_names(kind, parts["fake"][kind], parts["runtime"][kind])
-            rows.sort(key=lambda row: -abs(row.fake_bytes - row.runtime_bytes))
-            figures += rows[:MOST]
+        rows = _of_names("line", lines["fake"], lines["runtime"])
+        figures += sorted(rows, key=lambda row: -abs(row.fake_bytes - row.runtime_bytes))[:MOST]
     return tuple(figure for figure in figures if figure.fake_bytes != figure.runtime_bytes)
 
 

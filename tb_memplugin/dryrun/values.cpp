@@ -42,6 +42,7 @@ class Known {
     void set(uintptr_t begin, uintptr_t end, bool known) {
         if (begin == end) return;
         std::lock_guard<std::mutex> held(lock_);
+        counts_.erase(counts_.lower_bound(begin), counts_.lower_bound(end));
         auto it = ranges_.upper_bound(begin);
         if (it != ranges_.begin() && std::prev(it)->second >= begin) --it;
         while (it != ranges_.end() && it->first <= end) {
@@ -58,10 +59,21 @@ class Known {
         auto it = ranges_.upper_bound(begin);
         return it != ranges_.begin() && std::prev(it)->second >= end;
     }
+    // The most that a number can be which is not known; until something is written there.
+    void set_most(uintptr_t at, long most) {
+        std::lock_guard<std::mutex> held(lock_);
+        counts_[at] = most;
+    }
+    long most(uintptr_t at) {
+        std::lock_guard<std::mutex> held(lock_);
+        const auto it = counts_.find(at);
+        return it == counts_.end() ? -1 : it->second;
+    }
 
    private:
     std::mutex lock_;
     std::map<uintptr_t, uintptr_t> ranges_;
+    std::map<uintptr_t, long> counts_;
 };
 
 Known known;
@@ -204,8 +216,9 @@ struct Observed : at::ObserverContext {
     std::optional<bool> found;  // of an operator that looks for values that are not finite, in those that are
     size_t bytes = 0;
     bool integers = true;
-    long selectable = 0;
+    long selectable = 0, selected = 0;
     int64_t choices = 0;
+    bool counts = false;  // the elements of a mask that are true
     int64_t along = 0;  // the dimension whose rows `unique` compares
     std::vector<Tensor> device_written, host_written;  // of operators that do not return what they write
 };
@@ -315,7 +328,7 @@ void answer_first(Observed& it, const IValue& first_input) {
         return answer_reads(first.isTensor() ? long(first.toTensor().size(it.along)) : long(first.toBool()), 1);
     }
     if (it.op->name == "aten::equal") return;
-    const long selected = ask_selected(it.op->name.c_str(), it.selectable);
+    const long selected = it.selected = ask_selected(it.op->name.c_str(), it.selectable);
     answer_reads(selected, 1);
     if (mask.scalar_type() != c10::kBool || !is_plain(mask) || size_t(mask.numel()) > kMostIntegerBytes) return;
     Apart apart;  // the mask selects as many when it is used again, as in backward
@@ -368,6 +381,7 @@ std::unique_ptr<at::ObserverContext> start(const at::RecordFunction& fn) {
     if (inputs[0].isTensor() && inputs[0].toTensor().defined()) {
         const Tensor& first = inputs[0].toTensor();
         it->selectable = long(first.numel());
+        it->counts = first.scalar_type() == c10::kBool && (op->name == "aten::sum" || op->name == "aten::count_nonzero");
         int64_t dim = op->name == "aten::topk" ? 2 : 1;
         dim = inputs.size() > size_t(dim) && inputs[size_t(dim)].isInt() ? inputs[size_t(dim)].toInt() : -1;
         if (dim >= -first.dim() && dim < first.dim()) it->choices = first.size(dim);
@@ -394,6 +408,16 @@ void choose(const Observed& it, const Tensor& out) {
     say_chosen(it.op->name.c_str() + 6);
 }
 
+// What `unique` returns beside values that nobody computed: each of them occurs as often as any other.
+void count_evenly(const Observed& it, const std::vector<IValue>& outputs) {
+    if (it.op->name.find("unique") == std::string::npos || !it.selected || outputs.size() < 3 ||
+        size_t(it.selectable) * sizeof(long) > kMostIntegerBytes)
+        return;
+    const Tensor all = at::arange(it.selectable), &inverse = outputs[1].toTensor(), &counts = outputs[2].toTensor();
+    if (inverse.numel() == it.selectable) put(inverse, all.remainder(it.selected).reshape(inverse.sizes()));
+    if (counts.numel() == it.selected) put(counts, all.remainder(it.selected).bincount());
+}
+
 void end(const at::RecordFunction& fn, at::ObserverContext* context) {
     if (!context) return;
     Observed& it = *static_cast<Observed*>(context);
@@ -406,6 +430,7 @@ void end(const at::RecordFunction& fn, at::ObserverContext* context) {
         for (const IValue& out : outputs)
             each_tensor(out, [&](const Tensor& t) {
                 if (t.is_cuda() && is_plain(t)) forget(t);
+                if (it.counts && t.is_cuda() && t.numel() == 1) known.set_most(begin_of(t), it.selectable);
                 if (it.reads) t.fill_(ask_read(c10::toString(t.scalar_type()), long(t.numel())));
                 else if (!t.is_cuda() || !is_plain(t)) return;
                 else if (kChooses.count(it.op->name)) choose(it, t);
@@ -417,6 +442,7 @@ void end(const at::RecordFunction& fn, at::ObserverContext* context) {
         for (const Tensor& t : it.device_written)
             if (!(unscales && t.numel() == 1 && is_known(t))) forget(t);
         if (unscales) assume_finite(it.op->name.c_str());
+        count_evenly(it, outputs);
         return;
     }
     for (size_t index = 0; index < it.device_written.size(); ++index) put(it.device_written[index], it.host_written[index]);
@@ -453,5 +479,6 @@ void tb_memplugin_values_watch() {
 }
 
 int tb_memplugin_values_known(uintptr_t at, size_t bytes) { return known.has(at, at + bytes); }
+long tb_memplugin_values_most(uintptr_t at) { return known.most(at); }
 void tb_memplugin_values_set(uintptr_t at, size_t bytes, int is_known) { known.set(at, at + bytes, is_known); }
 }

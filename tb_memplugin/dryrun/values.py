@@ -24,6 +24,7 @@ from tb_memplugin.estimate.answer.hints import (
     answer,
     asking_frame,
     checked,
+    counted,
     kind_of,
     numbered,
     question,
@@ -70,6 +71,8 @@ class Values:
         self._standin = ctypes.CDLL(None)
         self._known = self._library.tb_memplugin_values_known
         self._known.argtypes = (ctypes.c_size_t, ctypes.c_size_t)
+        self._most = self._library.tb_memplugin_values_most
+        self._most.argtypes, self._most.restype = (ctypes.c_size_t,), ctypes.c_long
         self._functions = (
             _SELECTED(self._selected),
             _READ(self._read),
@@ -179,6 +182,9 @@ class Values:
         if asked.kind == "truth" and (truth := going_on(caller)) is not None:
             self._note(went_on(asked, truth))
             return truth
+        if asked.kind == "count" and (most := self._most(tensor.data_ptr())) >= 0:
+            self._note(counted(asked, most))
+            return most
         if asked.kind != "number":
             raise unanswered(asked)
         self._note(numbered(asked))

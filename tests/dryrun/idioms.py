@@ -56,11 +56,14 @@ said["large is finite"] = [
     bool(large[0, 0] == -torch.inf),
 ]
 said["large rows"] = [list(torch.unique(large, dim=dim).shape) for dim in (0, 1)]
+said["counted"] = [int((large > 0).sum()), torch.count_nonzero(large[0] > 0).item()]
 said["printed"] = str(large[0, :2]).partition(", d")[0]
 said["normal"] = list(torch.normal(0.0, large.exp()).shape)
 said["eigenvalues"] = torch.linalg.eigvalsh(torch.diag(v.float())).tolist()
 said["factors"] = [list(torch.linalg.qr(large.view(-1, n, n))[1].shape) for n in (32, 2048)]
 said["neighbours"] = list(torch.sparse.mm(torch.eye(4, device=d).to_sparse(), large[:4]).shape)
+said["exponential"] = list(torch.matrix_exp(large.view(4, 1024, 1024)).shape)
+said["each once"] = torch.unique(large[:2], return_counts=True)[1].unique().tolist()
 said["inverted"] = list(torch.linalg.inv(large[:, :4].reshape(-1, 2, 2)).shape)
 before = torch.cuda.memory_allocated()
 layer = torch.nn.GRU(96, 160).to(d)

@@ -27,7 +27,7 @@ Buffers = Sequence[Union[int, torch.Tensor, "Buffers", None]]
 
 A number is a buffer of so many bytes, and a tensor is a result of the operator. A sequence in it is what the
 kernel allocates and frees in between. Buffers are freed at the end of their sequence, the last one first.
-Results that are not named exist before all buffers.
+Results exist before all buffers if none of them is named; else those that are not come last.
 """
 
 

@@ -11,6 +11,7 @@ from tb_memplugin.estimate.kernels import (
     attention,
     copies,
     indexing,
+    linear_algebra,
     losses,
     normalizations,
     recurrent,
@@ -52,7 +53,10 @@ from tb_memplugin.estimate.program.values import Asking, Selections, Values
 from tb_memplugin.estimate.run.correction import Correction, Corrections, Libraries, Target
 from tb_memplugin.estimate.run.cuda_shim import Devices
 
-_FILES = (attention, copies, indexing, losses, normalizations, recurrent, reductions, results, sorting)
+_FILES = (
+    *(attention, copies, indexing, linear_algebra, losses),
+    *(normalizations, recurrent, reductions, results, sorting),
+)
 
 ROWS: tuple[Kernel, ...] = tuple(row for file in _FILES for row in file.KERNELS)
 
