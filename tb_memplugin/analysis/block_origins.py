@@ -19,7 +19,6 @@ from tb_memplugin.analysis.sums import groups
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.frames import BACKWARD, MODULE_CALL, THREAD, read_frame
-from tb_memplugin.trace.free_stacks import stacks_where_they_happened
 from tb_memplugin.trace.tables import NOT_NAMED, Bool, Int64, module_text
 
 T = TypeVar("T")
@@ -309,7 +308,7 @@ def freed_by_python(trace: MemoryTrace, blocks: StepBlocks, *, in_calls: bool = 
         in_calls: whether code in module calls counts, too.
     """
     is_freed = freed_by_program(trace, blocks)
-    stack = stacks_where_they_happened(trace)[blocks.freed[is_freed]]
+    stack = trace.own_stacks[blocks.freed[is_freed]]
     others = (AUTOGRAD,) if in_calls else (AUTOGRAD, MODULE_CALL)
     is_python = {
         row: any(read_frame(text).is_python for text in trace.stack(row))
