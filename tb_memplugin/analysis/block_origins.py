@@ -12,8 +12,15 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, Level, NotJudged, Result, Where
+from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.lines import line_evidence
-from tb_memplugin.analysis.source_lines import frame_of_line, leading_frame, line_key, stacks_in_use
+from tb_memplugin.analysis.source_lines import (
+    frame_of_line,
+    leading_frame,
+    line_key,
+    runs_library_model,
+    stacks_in_use,
+)
 from tb_memplugin.analysis.steps import HighestStep, highest_step
 from tb_memplugin.analysis.sums import groups
 from tb_memplugin.analysis.units import size_text
@@ -253,6 +260,10 @@ class Judged:
         cpp_name = lines[0].what if module_name == NOT_NAMED else module_text(module_name)
         frames = ((line.what, frame_of_line(line.what)) for line in lines)
         name = next((text for text, frame in frames if frame and frame.is_python), cpp_name)
+        if module_name != NOT_NAMED and runs_library_model(
+            self.trace.stack(int(self.trace.allocations.stack[largest]))
+        ):
+            name = module_text(folds([each.key for each in self.trace.modules])[module_name])
         return self.finding(
             kind,
             level,

@@ -760,6 +760,26 @@ def test_results_that_a_list_keeps_pile_up() -> None:
     assert "No result of an earlier forward" in why(trained, "previous_result")
 
 
+def test_results_that_a_list_keeps_pile_up_beside_what_the_running_forward_needs() -> None:
+    """At the peak three results of 400 and 600 + 500 inside; who frees these is not known."""
+    each = (
+        *("alloc 600 a# phase=forward", "alloc 500 b# phase=forward", "free a#"),
+        *("alloc 50 c# phase=forward", "free b#", "alloc 400 r# phase=forward", "free c#"),
+    )
+    stacks = ("forward net.py:3",), ("forward net.py:5",), ("forward net.py:7",), ("forward net.py:9",)
+    finding = found(stacked(trace(*layers(*each, count=4)), *stacks), "previous_result")
+    assert (finding.bytes, finding.of_bytes, finding.subject) == (800, 2300, "net.py:9 (forward)")
+
+
+def test_the_output_of_a_layer_is_alive_while_the_next_of_its_class_runs() -> None:
+    """A convolution and a ReLU, twice: the second one's input is freed with what it returns."""
+    each = "alloc 400 c# module=l#.conv phase=forward", "alloc 400 x# module=l#.relu phase=forward"
+    first, second = layers(*each, count=2)[:2], layers(*each, count=2)[2:]
+    lines = trace(*first, "free c0", *second, "free c1", "free x0")
+    history = stacked(lines, ("forward net.py:3",), ("forward net.py:9",))
+    assert "No result of an earlier forward" in why(history, "previous_result")
+
+
 def test_results_that_outlive_their_backward_pile_up() -> None:
     """Three of 400, with 100 that each backward frees and its 5; the last of 400 is needed."""
     each = (
@@ -1084,6 +1104,19 @@ def test_the_holders_of_a_peak_sum_to_it() -> None:
     ]
     assert sum(holder.bytes for holder in peak.holders) == peak.bytes == 203
     assert dict(peak.categories) == {"activation": 120, "parameter": 80, "unknown": 3}
+
+
+def test_of_a_line_that_runs_a_model_of_a_library_the_layers_are_the_holders() -> None:
+    """As of `trainer.train()`; of a model of the user's own, its lines."""
+    call = "_call_impl /env/lib/python3.12/site-packages/torch/nn/modules/module.py:9"
+    library = ("forward /env/lib/python3.12/site-packages/transformers/a.py:7", call, "<module> train.py:3")
+    own = ("forward model.py:7", call, "<module> train.py:3")
+    lines = [f"alloc {size} {name} module={name} phase=forward" for size, name in SAME_LAYERS]
+    peak = peak_holders(stacked(trace(*lines), library, library, own), 0)
+    assert [(holder.name, holder.bytes, holder.blocks) for holder in peak.holders] == [
+        ("h.*", 50, 2),
+        ("model.py:7 (forward)", 40, 1),
+    ]
 
 
 def test_repeated_layers_are_one_holder() -> None:

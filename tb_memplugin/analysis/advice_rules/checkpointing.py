@@ -337,6 +337,8 @@ _MACHINERY = re.compile(
 )
 """Python files whose lines call what others gave them: to checkpoint one would mean all calls."""
 
+_OF_TRANSFORMERS = re.compile(r"[/\\]transformers[/\\]models[/\\]")
+
 
 @dataclass(frozen=True, slots=True)
 class CallsOfLine:
@@ -393,7 +395,9 @@ def by_stack(judged: Judged) -> Result:
             )
             for estimate in (best, *(other for other in estimates if other is not best))[:SHOWN_LINES]
         ),
-        "Call it through torch.utils.checkpoint.checkpoint(function, x, use_reentrant=False).",
+        "Call model.gradient_checkpointing_enable(), which models of transformers have."
+        if _OF_TRANSFORMERS.search(best.line)
+        else "Call it through torch.utils.checkpoint.checkpoint(function, x, use_reentrant=False).",
         view="stacks",
         state=judged.at_peak,
         subject=best.line,

@@ -124,7 +124,7 @@ def _pile(
     their frees, as in a queue, or in caches that grow. What is allocated once for many forwards is a cache,
     too: far more of forward follows its last birth than lies between the last two. So is what layers keep if
     their lines run again, or if anything is born between its frees, as copies in another order. Of the blocks
-    of forward that outlive the next birth of their kind, or the last of all, two sites have most of the bytes.
+    of forward that outlive the next one of their kind, or the last of all, two sites have most of the bytes.
     """
     at_peak = can_pile & blocks.at_peak
     outlives = blocks.freed > calls.max(initial=-1)
