@@ -958,9 +958,22 @@ def test_calls_of_a_line_are_recomputed_where_modules_are_not_known(of: str) -> 
     assert "4 calls" in finding.title
 
 
-def test_a_line_of_a_library_that_only_passes_calls_on_is_not_to_be_recomputed() -> None:
+def test_what_a_line_calls_is_named_where_stacks_name_it() -> None:
+    finding = found(
+        loop(layers=4, of="phase=forward category=activation module=layers.#.mlp"), "checkpointing"
+    )
+    assert finding.title.startswith("Recompute layers.*.mlp, which model.py:20 (forward) calls, in backward")
+
+
+@pytest.mark.parametrize(
+    "passed_on",
+    [
+        "wrapped_func /lib/transformers/utils/deprecation.py:173",
+        "forward /lib/torch/distributed/fsdp/fully_sharded_data_parallel.py:857",
+    ],
+)
+def test_a_line_of_a_library_that_only_passes_calls_on_is_not_to_be_recomputed(passed_on: str) -> None:
     history = loop(layers=4)
-    passed_on = "wrapped_func /lib/transformers/utils/deprecation.py:173"
     stacks = tuple((*stack[:1], passed_on, *stack[1:]) for stack in history.stacks)
     assert found(replace(history, stacks=stacks), "checkpointing").subject == "model.py:20 (forward)"
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 
@@ -333,7 +335,7 @@ KEPT = (Category.ACTIVATION, Category.AUTOGRAD_DETAIL, Category.UNKNOWN)
 _MACHINERY = re.compile(
     r"(^|/)torch/(nn/(modules/module|functional)|_\w+|autograd/\w+|utils/\w+|cuda/\w+|nn/parallel/\w+|optim/\w+"
     r"|_dynamo/.*|_functorch/.*|fx/.*|functional)\.py$|(^|/)(threading|contextlib|runpy)\.py$|^<frozen"
-    r"|(^|/)(transformers/(utils/\w+|modeling_layers)|accelerate/utils/\w+)\.py$"
+    r"|(^|/)torch/distributed/.*\.py$|(^|/)(transformers/(utils/\w+|modeling_layers)|accelerate/utils/\w+)\.py$"
 )
 """Python files whose lines call what others gave them: to checkpoint one would mean all calls."""
 
@@ -344,11 +346,12 @@ _OF_TRANSFORMERS = re.compile(r"[/\\]transformers[/\\]models[/\\]")
 class CallsOfLine:
     """What checkpointing every call that a line makes would save. Bytes.
 
-    `line`: its key. `calls`: how many keep activations at the peak. `held_bytes`: what they keep.
-    `saved_bytes`: by how much the step's peak falls.
+    `line`: its key. `module`: the folded name of most of what it calls, "" if not known. `calls`: how many
+    keep activations at the peak. `held_bytes`: what they keep. `saved_bytes`: by how much the peak falls.
     """
 
     line: str
+    module: str
     calls: int
     held_bytes: int
     saved_bytes: int
@@ -381,11 +384,11 @@ def by_stack(judged: Judged) -> Result:
     good = [estimate for estimate in estimates if estimate.saved_bytes >= NEARLY * most]
     best = min(good, key=lambda estimate: (estimate.held_bytes, -estimate.saved_bytes, estimate.line))
     estimates.sort(key=lambda estimate: -estimate.saved_bytes)
+    what = f"{best.module}, which {best.line} calls," if best.module else f"what {best.line} calls"
     return judged.finding(
         "checkpointing",
         "option",
-        f"Recompute what {best.line} calls in backward, instead of keeping the activations of "
-        f"{counted(best.calls, 'call')}.",
+        f"Recompute {what} in backward, instead of keeping the activations of {counted(best.calls, 'call')}.",
         best.saved_bytes,
         (
             Evidence(
@@ -478,7 +481,23 @@ def _calls(
         return None
     saved = blocks.step.peak_bytes - _peak_with_recomputation(trace, blocks, inside, call)
     held_bytes = int(blocks.bytes[inside[at_peak]].sum())
-    return CallsOfLine(line_key(text.partition(FX)[0]), calls, held_bytes, saved)
+    module = _called_modules(trace, blocks, inside, call) if saved > 0 else ""
+    return CallsOfLine(line_key(text.partition(FX)[0]), module, calls, held_bytes, saved)
+
+
+def _called_modules(trace: MemoryTrace, blocks: StepBlocks, inside: Int64, call: Int64) -> str:
+    """Return the folded name of the module that keeps all of a call, of more than half of the calls."""
+    module = trace.allocations.module[blocks.rows[inside]]
+    is_named = np.array([*(each.is_module for each in trace.modules), False])[module]
+    module, call = module[is_named], call[is_named]
+    folded = folds([each.key for each in trace.modules])
+    around: Counter[str] = Counter()
+    for rows in np.split(module, np.flatnonzero(np.diff(call)) + 1):
+        keys = [trace.modules[row].key.split(".") for row in np.unique(rows).tolist()]
+        same = takewhile(lambda segments: len(set(segments)) == 1, zip(*keys, strict=False))
+        around[folded.get(".".join(segments[0] for segments in same), "")] += 1
+    name, count = around.most_common(1)[0]
+    return name if 2 * count > around.total() and ":" not in name else ""  # a call's line is its name, too
 
 
 def _callees(called: _CalledFrames, origins: int, text: str) -> tuple[Int64, Int64]:
