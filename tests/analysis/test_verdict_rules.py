@@ -922,6 +922,13 @@ def test_other_large_tensors_are_as_they_should_be(history: MemoryTrace) -> None
     assert "No few tensors" in why(history, "outsized_tensor")
 
 
+def test_scalars_make_no_tensor_outsized() -> None:
+    """One large tensor among four; 20 values of a log do not count."""
+    sizes = [4] * 20 + [10, 10, 10, 4000]
+    history = trace(*(f"alloc {size} a{at} phase=forward" for at, size in enumerate(sizes)))
+    assert "No few tensors" in why(stacked(history, *[("forward net.py:3",)] * 24), "outsized_tensor")
+
+
 def test_results_that_are_freed_before_the_next_forward_are_as_they_should_be() -> None:
     assert "No result of an earlier forward" in why(results(kept=False), "previous_result")
 
@@ -956,6 +963,19 @@ def test_calls_of_a_line_are_recomputed_where_modules_are_not_known(of: str) -> 
     assert (finding.bytes, finding.of_bytes) == (1600 - 700, 1600)
     assert finding.subject == "model.py:20 (forward)"
     assert "4 calls" in finding.title
+
+
+def test_what_outlives_its_backward_is_not_kept_for_it() -> None:
+    """300 of each call are freed after the optimizer's step, as variables of the loop are."""
+    kept = (
+        "alloc 300 a# phase=forward category=activation",
+        "alloc 100 b# phase=forward category=activation",
+    )
+    backward = ("alloc 5 g phase=backward", *(f"free b{at}" for at in range(4)))
+    after = ("alloc 7 m phase=optimizer", *(f"free a{at}" for at in range(4)))
+    inner = [("forward layer.py:5", CALL), ("forward layer.py:6", CALL)]
+    history = stacked(trace(*layers(*kept, count=4), *backward, *after), *inner * 4, (), ())
+    assert "by at most 0 B" in why(history, "checkpointing")
 
 
 def test_what_a_line_calls_is_named_where_stacks_name_it() -> None:

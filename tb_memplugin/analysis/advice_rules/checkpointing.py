@@ -9,8 +9,8 @@ from itertools import takewhile
 
 import numpy as np
 
-from tb_memplugin.analysis.autograd_graphs import trains, waiting_forwards
-from tb_memplugin.analysis.block_origins import Judged, StepBlocks, freed_by_python
+from tb_memplugin.analysis.autograd_graphs import Backwards, trains, waiting_forwards
+from tb_memplugin.analysis.block_origins import Judged, StepBlocks, freed_by_program, freed_by_python
 from tb_memplugin.analysis.findings import Evidence, Fine, NotJudged, Result, Where, share
 from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.source_lines import line_key
@@ -411,8 +411,8 @@ def by_stack(judged: Judged) -> Result:
 def _kept(judged: Judged) -> Int64:
     """Return the blocks (indices) of forward that are alive at the peak, and their like in other steps.
 
-    What one checkpoint around several calls recomputes counts, too. What Python code frees does not, nor what
-    forwards without a backward keep.
+    What one checkpoint around several calls recomputes counts, too. What Python code frees, or outlives its
+    backward, does not, nor what forwards without a backward keep.
     """
     trace, blocks = judged.trace, judged.blocks
     rows = blocks.rows
@@ -422,6 +422,7 @@ def _kept(judged: Judged) -> Int64:
     chosen &= ~np.isin(trace.allocations.phase[rows], (Phase.BACKWARD, Phase.OPTIMIZER))
     chosen |= category == Category.RECOMPUTED
     chosen &= blocks.at_peak & (blocks.born >= 0) & ~freed_by_python(trace, blocks, in_calls=False)
+    chosen &= ~(Backwards.of(trace, judged.device).outlived(judged) & freed_by_program(trace, blocks))
     chosen &= blocks.born < blocks.born[judged.result(waiting_forwards)[0]].min(initial=len(trace.events))
     return np.flatnonzero(blocks.alike(np.flatnonzero(chosen).astype(np.int64))).astype(np.int64)
 

@@ -50,15 +50,17 @@ def previous_result(judged: Judged) -> Result:
     if not blocks.are_known:
         return UNKNOWN_ORIGINS
     forward = trace.allocations.phase[blocks.rows] == Phase.FORWARD
-    module = trace.allocations.module[blocks.rows]
-    of_module = np.unique(blocks.kinds, return_inverse=True)[1] * (len(trace.modules) + 1) + module + 1
-    bound = _bound_again(trace, blocks, of_module)
+    module = np.where(trace.allocations.module_confidence == 100, trace.allocations.module + 1, 0)
+    recorded = (
+        np.unique(blocks.kinds, return_inverse=True)[1] * (len(trace.modules) + 1) + module[blocks.rows]
+    )
+    bound = _bound_again(trace, blocks, recorded)
     freed_outside = freed_by_python(trace, blocks, in_calls=False)
     may_be_result = freed_outside | ~freed_by_python(trace, blocks)  # modules free what they keep themselves
-    bound = bound[(_once_a_forward(of_module, forward) & may_be_result)[bound]]
+    bound = bound[(_once_a_forward(recorded, forward) & may_be_result)[bound]]
     tried = (
         (bound, _next_forwards(blocks, np.flatnonzero(forward).astype(np.int64), bound)),
-        *_piled_up(judged, of_module, forward, may_be_result, freed_outside),
+        *_piled_up(judged, forward, may_be_result, freed_outside),
     )
     kept, begun = max(
         tried, key=lambda both: step.saved(blocks.bytes[both[0]], both[1], blocks.freed[both[0]])
@@ -90,7 +92,7 @@ def _bound_again(trace: MemoryTrace, blocks: StepBlocks, kind: Int64) -> Int64:
 
 
 def _piled_up(
-    judged: Judged, of_module: Int64, forward: Bool, may_be_result: Bool, freed_outside: Bool
+    judged: Judged, forward: Bool, may_be_result: Bool, freed_outside: Bool
 ) -> Iterator[tuple[Int64, Int64]]:
     """Yield blocks (indices) that outlive the birth of their like, and the event after that birth.
 
@@ -106,6 +108,7 @@ def _piled_up(
     unused &= (blocks.born >= 0) & ~np.isin(trace.allocations.category[blocks.rows], NOT_DATA)
     unused &= ~np.isin(phase, (Phase.BACKWARD, Phase.OPTIMIZER)) & may_be_result
     outside = blocks.of(is_outside)
+    of_module = np.unique(blocks.kinds, return_inverse=True)[1] * len(is_module) + module + 1
     window = blocks if len(trace.steps) == 1 else window_blocks(trace, judged.device)
     runs = (trace.allocations.phase[window.rows] == Phase.FORWARD) & (window.born >= 0)
     calls = window.born[runs & ~window.of(is_outside)]
