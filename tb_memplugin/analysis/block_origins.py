@@ -12,14 +12,20 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, Level, NotJudged, Result, Where
+from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.lines import line_evidence
-from tb_memplugin.analysis.source_lines import frame_of_line, leading_frame, line_key, stacks_in_use
+from tb_memplugin.analysis.source_lines import (
+    frame_of_line,
+    leading_frame,
+    line_key,
+    runs_library_model,
+    stacks_in_use,
+)
 from tb_memplugin.analysis.steps import HighestStep, highest_step
 from tb_memplugin.analysis.sums import groups
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.frames import BACKWARD, MODULE_CALL, THREAD, read_frame
-from tb_memplugin.trace.free_stacks import stacks_where_they_happened
 from tb_memplugin.trace.tables import NOT_NAMED, Bool, Int64, module_text
 
 T = TypeVar("T")
@@ -254,6 +260,10 @@ class Judged:
         cpp_name = lines[0].what if module_name == NOT_NAMED else module_text(module_name)
         frames = ((line.what, frame_of_line(line.what)) for line in lines)
         name = next((text for text, frame in frames if frame and frame.is_python), cpp_name)
+        if module_name != NOT_NAMED and runs_library_model(
+            self.trace.stack(int(self.trace.allocations.stack[largest]))
+        ):
+            name = module_text(folds([each.key for each in self.trace.modules])[module_name])
         return self.finding(
             kind,
             level,
@@ -309,7 +319,7 @@ def freed_by_python(trace: MemoryTrace, blocks: StepBlocks, *, in_calls: bool = 
         in_calls: whether code in module calls counts, too.
     """
     is_freed = freed_by_program(trace, blocks)
-    stack = stacks_where_they_happened(trace)[blocks.freed[is_freed]]
+    stack = trace.own_stacks[blocks.freed[is_freed]]
     others = (AUTOGRAD,) if in_calls else (AUTOGRAD, MODULE_CALL)
     is_python = {
         row: any(read_frame(text).is_python for text in trace.stack(row))

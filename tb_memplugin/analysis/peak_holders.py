@@ -10,12 +10,13 @@ import numpy as np
 
 from tb_memplugin.analysis.divisions import By, codes, informative
 from tb_memplugin.analysis.folded_layers import folds
+from tb_memplugin.analysis.source_lines import runs_library_model
 from tb_memplugin.analysis.steps import highest_step
 from tb_memplugin.analysis.subcategories import variables
 from tb_memplugin.trace import Category, MemoryTrace
 from tb_memplugin.trace.kinds import MODELS_OWN
 from tb_memplugin.trace.result import AnalysisResult
-from tb_memplugin.trace.tables import Int64, Rows
+from tb_memplugin.trace.tables import Int64, Rows, module_text
 
 NAMED_BY: tuple[By, ...] = ("line", "module", "operator")
 """What names all other memory: the first of these for which the recording has data, else the category."""
@@ -50,7 +51,10 @@ class PeakHolders(AnalysisResult):
     bytes: int
     """The peak."""
     by: By
-    """What names the holders besides parameters, gradients and optimizer state."""
+    """What names the holders besides parameters, gradients and optimizer state.
+
+    Of a line that runs a whole model of a library, the layers are named.
+    """
     holders: tuple[Holder, ...]
     """The largest first; they sum to the peak."""
     categories: tuple[tuple[str, int], ...]
@@ -83,6 +87,8 @@ def _holders(trace: MemoryTrace, rows: Rows, by: By) -> tuple[Holder, ...]:
     part, keys = codes(trace, by, rows)
     if by == "module":
         part, keys = _folded(part, keys, folds([module.key for module in trace.modules]))
+    elif by == "line":
+        part, keys = _with_layers(trace, rows, part, keys)
     part, names = _with_variables(trace, rows, part, keys)
     category = trace.allocations.category[rows]
     own = np.isin(category, MODELS_OWN)
@@ -104,6 +110,28 @@ def _folded(part: Int64, keys: Sequence[str], rows: Mapping[str, str]) -> tuple[
     names = tuple(rows.get(key, key) for key in keys)
     first = {name: number for number, name in reversed(list(enumerate(names)))}
     return np.array([first[name] for name in names])[part], names
+
+
+def _with_layers(
+    trace: MemoryTrace, rows: Rows, part: Int64, keys: Sequence[str]
+) -> tuple[Int64, tuple[str, ...]]:
+    """Return parts in which the blocks of a line that runs a model from outside are of the model's layers."""
+    stack, module = trace.allocations.stack[rows], trace.allocations.module[rows]
+    runs_model = {row: runs_library_model(trace.stack(row)) for row in np.unique(stack).tolist()}
+    in_layer = np.array([*(each.is_module for each in trace.modules), False])[module]
+    in_layer &= np.array([runs_model[row] for row in stack.tolist()], bool)
+    numbers: dict[str, int] = {}
+    folded = folds([each.key for each in trace.modules])
+    layers = [
+        numbers.setdefault(_up_to_star(folded[each.key]), len(keys) + len(numbers)) for each in trace.modules
+    ]
+    return np.where(in_layer, np.array([*layers, -1])[module], part), (*keys, *numbers)
+
+
+def _up_to_star(key: str) -> str:
+    """Return the name of a folded layer, without what is inside of it."""
+    segments = key.split(".")
+    return module_text(".".join(segments[: [*segments, "*"].index("*") + 1]))
 
 
 def _with_variables(

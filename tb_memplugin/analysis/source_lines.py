@@ -14,7 +14,7 @@ import numpy.typing as npt
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.errors import MemPluginError, NotRecordedError
 from tb_memplugin.trace import MemoryTrace
-from tb_memplugin.trace.frames import Frame, read_frame
+from tb_memplugin.trace.frames import MODULE_CALL, Frame, read_frame
 from tb_memplugin.trace.tables import Int64, Rows
 
 NO_STACK = "(no stack)"
@@ -103,6 +103,12 @@ def lines_of(
         key = NO_STACK if text is None else line_key(text)
         line[row] = keys.setdefault(key, len(keys))
     return line, tuple(keys)
+
+
+def runs_library_model(stack: Sequence[str]) -> bool:
+    """Return whether the line of a stack is outside of all module calls, and one of a library runs in it."""
+    line, calls = leading_frame(stack), [text.startswith(MODULE_CALL) for text in stack]
+    return line is not None and any(calls) and not any(calls[stack.index(line) :])
 
 
 def leading_frame(stack: Iterable[str]) -> str | None:

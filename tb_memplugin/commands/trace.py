@@ -78,7 +78,7 @@ def _events(trace: MemoryTrace, device: int, rows: Rows) -> Iterator[dict[str, A
     first = int(events.time_ns[0]) if timed else 0
     live = trace.live(device)
     for row in rows.tolist():
-        stack = int(events.stack[row])
+        stack = int(trace.own_stacks[row])
         address = int(events.address[row])
         yield {
             "device": trace.devices[device].name,

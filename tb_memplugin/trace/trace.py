@@ -14,13 +14,14 @@ from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.trace.allocator import Annotations, OutOfMemory, PoolId, Segments
 from tb_memplugin.trace.counters import CounterReading, WholeDevice
 from tb_memplugin.trace.indexes import PartSums, Runs, runs_of
-from tb_memplugin.trace.kinds import SEGMENT_KINDS
+from tb_memplugin.trace.kinds import SEGMENT_KINDS, Kind
 from tb_memplugin.trace.notes import Note
 from tb_memplugin.trace.replay import Allocations, live_levels, pair, reserved_levels, window_levels
 from tb_memplugin.trace.result import Column, Tabular
 from tb_memplugin.trace.tables import (
     Device,
     Events,
+    Int32,
     Int64,
     Module,
     Spans,
@@ -269,6 +270,19 @@ class MemoryTrace(Tabular):
         """The earliest time of all, epoch nanoseconds; 0 if there is none."""
         first = [int(time[0]) for time in (self.events.time_ns, self.annotations.time_ns) if len(time)]
         return min(first + [step.start_ns for step in self.steps[:1]], default=0)
+
+    @cached_property
+    def own_stacks(self) -> Int32:
+        """The row of the stack with which each event happened, -1 if that is not known: int32, (events,).
+
+        In snapshots without `context="all"`, a free has its allocation's (CUDACachingAllocator.cpp, `free`).
+        """
+        blocks, stack = self.allocations, self.events.stack
+        both = (blocks.born >= 0) & (blocks.freed < len(stack))
+        if not both.any() or (stack[blocks.born[both]] != stack[blocks.freed[both]]).any():
+            return stack
+        frees = code_mask((Kind.FREE_REQUESTED, Kind.FREE_COMPLETED))[self.events.kind]
+        return self.events.kept(lambda: (np.where(frees, np.int32(-1), stack),))
 
     @property
     def times_are_known(self) -> bool:

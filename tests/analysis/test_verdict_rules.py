@@ -760,6 +760,26 @@ def test_results_that_a_list_keeps_pile_up() -> None:
     assert "No result of an earlier forward" in why(trained, "previous_result")
 
 
+def test_results_that_a_list_keeps_pile_up_beside_what_the_running_forward_needs() -> None:
+    """At the peak three results of 400 and 600 + 500 inside; who frees these is not known."""
+    each = (
+        *("alloc 600 a# phase=forward", "alloc 500 b# phase=forward", "free a#"),
+        *("alloc 50 c# phase=forward", "free b#", "alloc 400 r# phase=forward", "free c#"),
+    )
+    stacks = ("forward net.py:3",), ("forward net.py:5",), ("forward net.py:7",), ("forward net.py:9",)
+    finding = found(stacked(trace(*layers(*each, count=4)), *stacks), "previous_result")
+    assert (finding.bytes, finding.of_bytes, finding.subject) == (800, 2300, "net.py:9 (forward)")
+
+
+def test_the_output_of_a_layer_is_alive_while_the_next_of_its_class_runs() -> None:
+    """A convolution and a ReLU, twice: the second one's input is freed with what it returns."""
+    each = "alloc 400 c# module=l#.conv phase=forward", "alloc 400 x# module=l#.relu phase=forward"
+    first, second = layers(*each, count=2)[:2], layers(*each, count=2)[2:]
+    lines = trace(*first, "free c0", *second, "free c1", "free x0")
+    history = stacked(lines, ("forward net.py:3",), ("forward net.py:9",))
+    assert "No result of an earlier forward" in why(history, "previous_result")
+
+
 def test_results_that_outlive_their_backward_pile_up() -> None:
     """Three of 400, with 100 that each backward frees and its 5; the last of 400 is needed."""
     each = (
@@ -902,6 +922,13 @@ def test_other_large_tensors_are_as_they_should_be(history: MemoryTrace) -> None
     assert "No few tensors" in why(history, "outsized_tensor")
 
 
+def test_scalars_make_no_tensor_outsized() -> None:
+    """One large tensor among four; 20 values of a log do not count."""
+    sizes = [4] * 20 + [10, 10, 10, 4000]
+    history = trace(*(f"alloc {size} a{at} phase=forward" for at, size in enumerate(sizes)))
+    assert "No few tensors" in why(stacked(history, *[("forward net.py:3",)] * 24), "outsized_tensor")
+
+
 def test_results_that_are_freed_before_the_next_forward_are_as_they_should_be() -> None:
     assert "No result of an earlier forward" in why(results(kept=False), "previous_result")
 
@@ -938,9 +965,35 @@ def test_calls_of_a_line_are_recomputed_where_modules_are_not_known(of: str) -> 
     assert "4 calls" in finding.title
 
 
-def test_a_line_of_a_library_that_only_passes_calls_on_is_not_to_be_recomputed() -> None:
+def test_what_outlives_its_backward_is_not_kept_for_it() -> None:
+    """300 of each call are freed after the optimizer's step, as variables of the loop are."""
+    kept = (
+        "alloc 300 a# phase=forward category=activation",
+        "alloc 100 b# phase=forward category=activation",
+    )
+    backward = ("alloc 5 g phase=backward", *(f"free b{at}" for at in range(4)))
+    after = ("alloc 7 m phase=optimizer", *(f"free a{at}" for at in range(4)))
+    inner = [("forward layer.py:5", CALL), ("forward layer.py:6", CALL)]
+    history = stacked(trace(*layers(*kept, count=4), *backward, *after), *inner * 4, (), ())
+    assert "by at most 0 B" in why(history, "checkpointing")
+
+
+def test_what_a_line_calls_is_named_where_stacks_name_it() -> None:
+    finding = found(
+        loop(layers=4, of="phase=forward category=activation module=layers.#.mlp"), "checkpointing"
+    )
+    assert finding.title.startswith("Recompute layers.*.mlp, which model.py:20 (forward) calls, in backward")
+
+
+@pytest.mark.parametrize(
+    "passed_on",
+    [
+        "wrapped_func /lib/transformers/utils/deprecation.py:173",
+        "forward /lib/torch/distributed/fsdp/fully_sharded_data_parallel.py:857",
+    ],
+)
+def test_a_line_of_a_library_that_only_passes_calls_on_is_not_to_be_recomputed(passed_on: str) -> None:
     history = loop(layers=4)
-    passed_on = "wrapped_func /lib/transformers/utils/deprecation.py:173"
     stacks = tuple((*stack[:1], passed_on, *stack[1:]) for stack in history.stacks)
     assert found(replace(history, stacks=stacks), "checkpointing").subject == "model.py:20 (forward)"
 
@@ -1084,6 +1137,19 @@ def test_the_holders_of_a_peak_sum_to_it() -> None:
     ]
     assert sum(holder.bytes for holder in peak.holders) == peak.bytes == 203
     assert dict(peak.categories) == {"activation": 120, "parameter": 80, "unknown": 3}
+
+
+def test_of_a_line_that_runs_a_model_of_a_library_the_layers_are_the_holders() -> None:
+    """As of `trainer.train()`; of a model of the user's own, its lines."""
+    call = "_call_impl /env/lib/python3.12/site-packages/torch/nn/modules/module.py:9"
+    library = ("forward /env/lib/python3.12/site-packages/transformers/a.py:7", call, "<module> train.py:3")
+    own = ("forward model.py:7", call, "<module> train.py:3")
+    lines = [f"alloc {size} {name} module={name} phase=forward" for size, name in SAME_LAYERS]
+    peak = peak_holders(stacked(trace(*lines), library, library, own), 0)
+    assert [(holder.name, holder.bytes, holder.blocks) for holder in peak.holders] == [
+        ("h.*", 50, 2),
+        ("model.py:7 (forward)", 40, 1),
+    ]
 
 
 def test_repeated_layers_are_one_holder() -> None:

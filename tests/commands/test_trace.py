@@ -31,6 +31,18 @@ def test_every_event_is_a_line(step):
     ]
 
 
+def test_a_free_with_the_stack_of_its_allocation_has_no_line(tmp_path):
+    content = step_snapshot()
+    (events,) = content["device_traces"]
+    for event in events[2:]:
+        event["frames"] = events[1]["frames"]  # as without context="all"
+    path = write(tmp_path / "alloc.pickle", content)
+    assert [event.rpartition("  ")[2] for event in lines(path)[2:]] == [
+        "optim.py:3 (step)",
+        *["default stream"] * 2,
+    ]
+
+
 def test_without_freed_blocks_what_stays_is_left(step):
     _, *events = lines(step, "--filter-freed")
     assert [event.split()[0] for event in events] == ["0"]

@@ -832,7 +832,7 @@ export interface AllocatorEvent {
   /** Of the block or segment. */
   bytes: number;
   address: string;
-  /** The leading line of its stack, or null. */
+  /** The leading line of its stack, or null: of frees in snapshots without `context="all"`, too. */
   line: string | null;
 }
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 
-from tb_memplugin.analysis.autograd_graphs import trains, waiting_forwards
-from tb_memplugin.analysis.block_origins import Judged, StepBlocks, freed_by_python
+from tb_memplugin.analysis.autograd_graphs import Backwards, trains, waiting_forwards
+from tb_memplugin.analysis.block_origins import Judged, StepBlocks, freed_by_program, freed_by_python
 from tb_memplugin.analysis.findings import Evidence, Fine, NotJudged, Result, Where, share
 from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.source_lines import line_key
@@ -333,20 +335,23 @@ KEPT = (Category.ACTIVATION, Category.AUTOGRAD_DETAIL, Category.UNKNOWN)
 _MACHINERY = re.compile(
     r"(^|/)torch/(nn/(modules/module|functional)|_\w+|autograd/\w+|utils/\w+|cuda/\w+|nn/parallel/\w+|optim/\w+"
     r"|_dynamo/.*|_functorch/.*|fx/.*|functional)\.py$|(^|/)(threading|contextlib|runpy)\.py$|^<frozen"
-    r"|(^|/)(transformers/(utils/\w+|modeling_layers)|accelerate/utils/\w+)\.py$"
+    r"|(^|/)torch/distributed/.*\.py$|(^|/)(transformers/(utils/\w+|modeling_layers)|accelerate/utils/\w+)\.py$"
 )
 """Python files whose lines call what others gave them: to checkpoint one would mean all calls."""
+
+_OF_TRANSFORMERS = re.compile(r"[/\\]transformers[/\\]models[/\\]")
 
 
 @dataclass(frozen=True, slots=True)
 class CallsOfLine:
     """What checkpointing every call that a line makes would save. Bytes.
 
-    `line`: its key. `calls`: how many keep activations at the peak. `held_bytes`: what they keep.
-    `saved_bytes`: by how much the step's peak falls.
+    `line`: its key. `module`: the folded name of most of what it calls, "" if not known. `calls`: how many
+    keep activations at the peak. `held_bytes`: what they keep. `saved_bytes`: by how much the peak falls.
     """
 
     line: str
+    module: str
     calls: int
     held_bytes: int
     saved_bytes: int
@@ -379,11 +384,11 @@ def by_stack(judged: Judged) -> Result:
     good = [estimate for estimate in estimates if estimate.saved_bytes >= NEARLY * most]
     best = min(good, key=lambda estimate: (estimate.held_bytes, -estimate.saved_bytes, estimate.line))
     estimates.sort(key=lambda estimate: -estimate.saved_bytes)
+    what = f"{best.module}, which {best.line} calls," if best.module else f"what {best.line} calls"
     return judged.finding(
         "checkpointing",
         "option",
-        f"Recompute what {best.line} calls in backward, instead of keeping the activations of "
-        f"{counted(best.calls, 'call')}.",
+        f"Recompute {what} in backward, instead of keeping the activations of {counted(best.calls, 'call')}.",
         best.saved_bytes,
         (
             Evidence(
@@ -393,7 +398,9 @@ def by_stack(judged: Judged) -> Result:
             )
             for estimate in (best, *(other for other in estimates if other is not best))[:SHOWN_LINES]
         ),
-        "Call it through torch.utils.checkpoint.checkpoint(function, x, use_reentrant=False).",
+        "Call model.gradient_checkpointing_enable(), which models of transformers have."
+        if _OF_TRANSFORMERS.search(best.line)
+        else "Call it through torch.utils.checkpoint.checkpoint(function, x, use_reentrant=False).",
         view="stacks",
         state=judged.at_peak,
         subject=best.line,
@@ -404,8 +411,8 @@ def by_stack(judged: Judged) -> Result:
 def _kept(judged: Judged) -> Int64:
     """Return the blocks (indices) of forward that are alive at the peak, and their like in other steps.
 
-    What one checkpoint around several calls recomputes counts, too. What Python code frees does not, nor what
-    forwards without a backward keep.
+    What one checkpoint around several calls recomputes counts, too. What Python code frees, or outlives its
+    backward, does not, nor what forwards without a backward keep.
     """
     trace, blocks = judged.trace, judged.blocks
     rows = blocks.rows
@@ -415,6 +422,7 @@ def _kept(judged: Judged) -> Int64:
     chosen &= ~np.isin(trace.allocations.phase[rows], (Phase.BACKWARD, Phase.OPTIMIZER))
     chosen |= category == Category.RECOMPUTED
     chosen &= blocks.at_peak & (blocks.born >= 0) & ~freed_by_python(trace, blocks, in_calls=False)
+    chosen &= ~(Backwards.of(trace, judged.device).outlived(judged) & freed_by_program(trace, blocks))
     chosen &= blocks.born < blocks.born[judged.result(waiting_forwards)[0]].min(initial=len(trace.events))
     return np.flatnonzero(blocks.alike(np.flatnonzero(chosen).astype(np.int64))).astype(np.int64)
 
@@ -474,7 +482,23 @@ def _calls(
         return None
     saved = blocks.step.peak_bytes - _peak_with_recomputation(trace, blocks, inside, call)
     held_bytes = int(blocks.bytes[inside[at_peak]].sum())
-    return CallsOfLine(line_key(text.partition(FX)[0]), calls, held_bytes, saved)
+    module = _called_modules(trace, blocks, inside, call) if saved > 0 else ""
+    return CallsOfLine(line_key(text.partition(FX)[0]), module, calls, held_bytes, saved)
+
+
+def _called_modules(trace: MemoryTrace, blocks: StepBlocks, inside: Int64, call: Int64) -> str:
+    """Return the folded name of the module that keeps all of a call, of more than half of the calls."""
+    module = trace.allocations.module[blocks.rows[inside]]
+    is_named = np.array([*(each.is_module for each in trace.modules), False])[module]
+    module, call = module[is_named], call[is_named]
+    folded = folds([each.key for each in trace.modules])
+    around: Counter[str] = Counter()
+    for rows in np.split(module, np.flatnonzero(np.diff(call)) + 1):
+        keys = [trace.modules[row].key.split(".") for row in np.unique(rows).tolist()]
+        same = takewhile(lambda segments: len(set(segments)) == 1, zip(*keys, strict=False))
+        around[folded.get(".".join(segments[0] for segments in same), "")] += 1
+    name, count = around.most_common(1)[0]
+    return name if 2 * count > around.total() and ":" not in name else ""  # a call's line is its name, too
 
 
 def _callees(called: _CalledFrames, origins: int, text: str) -> tuple[Int64, Int64]:

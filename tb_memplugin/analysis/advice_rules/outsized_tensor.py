@@ -32,6 +32,9 @@ MOST, SHARE_OF_FORWARD = 4, 0.2
 More are caches, or the usual layers beside a narrow output.
 """
 
+SCALAR = 8
+"""Blocks of at most so many bytes do not count: a framework that logs makes many."""
+
 KNOWN = (
     attention_scores,
     loss_logits,
@@ -59,7 +62,7 @@ def outsized_tensor(judged: Judged) -> Result:
     own = blocks.bytes[np.isin(category, NOT_DATA)]
     data = ~np.isin(category, NOT_DATA) & (blocks.born >= 0) & ~np.isin(blocks.bytes, own)
     forward = data & blocks.of(lambda origin: origin.is_known and not origin.is_backward)
-    forward &= trace.allocations.phase[blocks.rows] != Phase.BACKWARD
+    forward &= (trace.allocations.phase[blocks.rows] != Phase.BACKWARD) & (blocks.bytes > SCALAR)
     size = np.where(forward & np.isin(blocks.bytes, blocks.bytes[data & blocks.at_peak]), blocks.bytes, 0)
     largest = int(size.max(initial=0))
     is_large = 2 * blocks.bytes >= largest

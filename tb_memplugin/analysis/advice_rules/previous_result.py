@@ -50,10 +50,14 @@ def previous_result(judged: Judged) -> Result:
     if not blocks.are_known:
         return UNKNOWN_ORIGINS
     forward = trace.allocations.phase[blocks.rows] == Phase.FORWARD
-    bound = _bound_again(trace, blocks)
+    module = np.where(trace.allocations.module_confidence == 100, trace.allocations.module + 1, 0)
+    recorded = (
+        np.unique(blocks.kinds, return_inverse=True)[1] * (len(trace.modules) + 1) + module[blocks.rows]
+    )
+    bound = _bound_again(trace, blocks, recorded)
     freed_outside = freed_by_python(trace, blocks, in_calls=False)
     may_be_result = freed_outside | ~freed_by_python(trace, blocks)  # modules free what they keep themselves
-    bound = bound[(_once_a_forward(blocks, forward) & may_be_result)[bound]]
+    bound = bound[(_once_a_forward(recorded, forward) & may_be_result)[bound]]
     tried = (
         (bound, _next_forwards(blocks, np.flatnonzero(forward).astype(np.int64), bound)),
         *_piled_up(judged, forward, may_be_result, freed_outside),
@@ -74,20 +78,16 @@ def previous_result(judged: Judged) -> Result:
     )
 
 
-def _bound_again(trace: MemoryTrace, blocks: StepBlocks) -> Int64:
-    """Return the blocks (indices) that are freed soon after the next block of their origin and size."""
+def _bound_again(trace: MemoryTrace, blocks: StepBlocks, kind: Int64) -> Int64:
+    """Return the blocks (indices) that are freed soon after the next block of their kind."""
     data = np.flatnonzero((blocks.born >= 0) & ~np.isin(trace.allocations.category[blocks.rows], NOT_DATA))
-    order = data[np.lexsort((blocks.born[data], blocks.kinds[data]))]
+    order = data[np.lexsort((blocks.born[data], kind[data]))]
     first, second = order[:-1], order[1:]
     late = blocks.freed[first] - blocks.born[second]
-    again = (blocks.kinds[first] == blocks.kinds[second]) & (late > 0) & (late <= SOON)
+    again = (kind[first] == kind[second]) & (late > 0) & (late <= SOON)
     again &= freed_by_program(trace, blocks)[first]
     third = np.append(second[1:], second[-1:])
-    again &= (
-        (blocks.kinds[third] != blocks.kinds[second])
-        | (third == second)
-        | (blocks.freed[first] < blocks.born[third])
-    )
+    again &= (kind[third] != kind[second]) | (third == second) | (blocks.freed[first] < blocks.born[third])
     return np.sort(first[again]).astype(np.int64)
 
 
@@ -127,9 +127,13 @@ def _pile(
     their frees, as in a queue, or in caches that grow. What is allocated once for many forwards is a cache,
     too: far more of forward follows its last birth than lies between the last two. So is what layers keep if
     their lines run again, or if anything is born between its frees, as copies in another order. Of the blocks
-    that are born in forward, at most two sites have most of the bytes.
+    of forward that outlive the next one of their kind, or the last of all, two sites have most of the bytes.
     """
     at_peak = can_pile & blocks.at_peak
+    outlives = blocks.freed > calls.max(initial=-1)
+    order = np.lexsort((blocks.born, kind))
+    first, second = order[:-1], order[1:]
+    outlives[first] |= (kind[first] == kind[second]) & (blocks.freed[first] > blocks.born[second])
     used, number, count = np.unique(kind[at_peak], return_inverse=True, return_counts=True)
     size = np.bincount(number, blocks.bytes[at_peak], len(used))
     is_large = (count >= FEWEST) & (size >= LEAST_OF_KIND * blocks.step.peak_bytes)
@@ -160,15 +164,15 @@ def _pile(
             gone.append(np.minimum(following, blocks.freed[own]))
     piled = np.concatenate(rows)
     of_site = np.sort(np.bincount(blocks.sites[piled], blocks.bytes[piled] * at_peak[piled]))
-    if of_site[-2:].sum() < MOST_OF_TWO * blocks.bytes[at_peak & is_call].sum():
+    if of_site[-2:].sum() < MOST_OF_TWO * blocks.bytes[at_peak & is_call & outlives].sum():
         return rows[0], gone[0]
     return piled, np.concatenate(gone) + 1
 
 
-def _once_a_forward(blocks: StepBlocks, forward: Bool) -> Bool:
+def _once_a_forward(kind: Int64, forward: Bool) -> Bool:
     """Return the mask of the blocks of forward whose kind repeats as seldom as any: not once a layer."""
-    _, kind, count = np.unique(blocks.kinds, return_inverse=True, return_counts=True)
-    times = count[kind]
+    _, number, count = np.unique(kind, return_inverse=True, return_counts=True)
+    times = count[number]
     least = int(times[forward & (times > 1)].min(initial=len(times)))
     once: Bool = forward & (times <= least + 1)
     return once

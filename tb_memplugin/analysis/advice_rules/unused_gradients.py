@@ -14,7 +14,6 @@ from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, R
 from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.units import counted, size_text
 from tb_memplugin.trace import Category, MemoryTrace, Phase
-from tb_memplugin.trace.free_stacks import stacks_where_they_happened
 from tb_memplugin.trace.kinds import NOT_DATA
 from tb_memplugin.trace.tables import Int64, module_text
 
@@ -183,7 +182,7 @@ def _used_until(judged: Judged, backwards: Backwards, gradient: Int64, made_in: 
             optimizers.append((steps, reduce(or_, of_stack)))
     until = np.full(len(gradient), NO_MORE)
     freed, size = trace.allocations.freed[gradient], trace.allocations.bytes[gradient]
-    together = np.append(stacks_where_they_happened(trace), -1)[freed]
+    together = np.append(trace.own_stacks, -1)[freed]
     for number, stack in {*zip(gap.tolist(), together.tolist(), strict=True)} if len(optimizers) > 1 else ():
         rows = np.flatnonzero((gap == number) & (together == stack))
         fits = [steps for steps, sizes in optimizers if Counter(size[rows].tolist()) <= sizes]

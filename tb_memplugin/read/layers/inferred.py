@@ -28,7 +28,6 @@ from tb_memplugin.read.layers.parameters import (
 from tb_memplugin.read.layers.source_text import NOT_KNOWN
 from tb_memplugin.read.tables import ModuleTree
 from tb_memplugin.trace import Category, Events, Kind, MemoryTrace, Note, StartState
-from tb_memplugin.trace.free_stacks import stacks_where_they_happened
 from tb_memplugin.trace.notes import MODULES_INFERRED
 from tb_memplugin.trace.replay import attributed
 from tb_memplugin.trace.tables import NOT_NAMED, Int32, UInt8, code_mask
@@ -201,7 +200,7 @@ def _tracked(
     """Return all module calls, and the row of the call in which each event allocates: -1 for none."""
     kind = trace.events.kind
     rows = np.flatnonzero(code_mask((Kind.ALLOC, Kind.FREE_REQUESTED, Kind.FREE_COMPLETED))[kind])
-    stack, size = stacks_where_they_happened(trace)[rows], trace.events.bytes[rows]
+    stack, size = trace.own_stacks[rows], trace.events.bytes[rows]
     # The stack of an only output again, with any size, is the next module's.
     is_output = np.array(
         [bool(ONE_OUTPUT & m.operators) and CAST not in m.operators for m in meanings] + [False]
@@ -235,7 +234,7 @@ def _with_backward(
     nodes = [*(meaning.node for meaning in meanings), ""]
     node = np.unique(nodes, return_inverse=True)[1][events.stack]
     last = np.maximum.accumulate(np.where(events.kind == Kind.ALLOC, np.arange(len(node)), 0))
-    is_repeated = stacks_where_they_happened(trace) != events.stack
+    is_repeated = trace.own_stacks != events.stack
     of_engine = np.where(is_repeated, ~is_backward | (node != node[last]), by_engine[events.stack])
     is_free = (events.kind == Kind.FREE_REQUESTED) & of_engine
     is_alloc = (events.kind == Kind.ALLOC) & (events.stack >= 0) & ~np.isin(events.category, OF_NO_NODE)

@@ -17,10 +17,9 @@ from typing import NamedTuple
 import numpy as np
 
 from tb_memplugin.read.cublas import LARGE_WORKSPACE, LT_WORKSPACE, MOST_WORKSPACES, WORKSPACE
-from tb_memplugin.read.snapshot.frame_marks import Mark, judged, mark_of
+from tb_memplugin.read.snapshot.frame_marks import UNDECIDED, Mark, judged, mark_of
 from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase, Reason
 from tb_memplugin.trace.frames import distinct, read_frame
-from tb_memplugin.trace.free_stacks import stacks_where_they_happened
 from tb_memplugin.trace.labels import JOIN, fields_of
 from tb_memplugin.trace.replay import attributed
 from tb_memplugin.trace.tables import Bool, Int64, Rows, UInt8
@@ -109,7 +108,7 @@ def classify(trace: MemoryTrace) -> Classified:
         trace: a trace read from a snapshot, without categories and phases.
     """
     by_stack, blocks = _judgement(trace), trace.allocations
-    stack = stacks_where_they_happened(trace)
+    stack = trace.own_stacks
     mark, phase = by_stack.mark[stack], by_stack.phase[stack]
     phase = _with_annotations(trace, phase, mark)
     phase = _with_threads_of_autograd(trace, phase, mark)
@@ -173,7 +172,10 @@ def _annotation_phase(name: str) -> Phase:
 
 
 def _with_annotations(trace: MemoryTrace, phase: UInt8, mark: UInt8) -> UInt8:
-    """Return the phases, with those of open annotations where frames say nothing and annotations agree."""
+    """Return the phases, with those of open annotations where frames say nothing and annotations agree.
+
+    Beside events with frames, one without is of autograd's thread, whatever the program has opened.
+    """
     written = trace.annotations
     if not len(written):
         return phase
@@ -188,6 +190,8 @@ def _with_annotations(trace: MemoryTrace, phase: UInt8, mark: UInt8) -> UInt8:
                 noted[is_open] = wanted
                 opened += is_open
     silent = (phase == Phase.OTHER) & (mark == Mark.NOTHING) & (opened == 1)
+    has_frames = trace.events.stack >= 0
+    silent &= has_frames | ~has_frames.any()
     return np.where(silent, noted, phase).astype(np.uint8)
 
 
@@ -216,7 +220,7 @@ def _with_threads_of_autograd(trace: MemoryTrace, phase: UInt8, mark: UInt8) -> 
     if not stacks or not all(read_frame(text).is_python for text in distinct(stacks)):
         return phase
     phases: UInt8 = phase.copy()
-    is_decided = (phase != Phase.OTHER) | (mark != Mark.NOTHING)
+    is_decided = (phase != Phase.OTHER) | ~np.isin(mark, UNDECIDED)
     for device in range(len(trace.devices)):
         here = trace.events.device == device
         decided, candidates = np.flatnonzero(here & is_decided), np.flatnonzero(here & silent)
@@ -249,7 +253,7 @@ def _with_losses(trace: MemoryTrace, phase: UInt8, mark: UInt8) -> UInt8:
     What is freed in between decides nothing: old gradients, and blocks with the stack of their allocation.
     """
     phases: UInt8 = phase.copy()
-    loose = (phase == Phase.OTHER) & (mark == Mark.NOTHING)
+    loose = (phase == Phase.OTHER) & np.isin(mark, UNDECIDED)
     for device in range(len(trace.devices)):
         here = trace.events.device == device
         decided = np.flatnonzero(here & ~loose & (trace.events.kind == Kind.ALLOC))

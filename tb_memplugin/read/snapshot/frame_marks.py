@@ -34,7 +34,12 @@ class Mark(ColumnEnum):
     STARTUP = 12
     """Initialisers, whose allocations are neither parameters nor activations."""
     CACHE = 13
+    CLOSURE = 14
+    """What an optimizer's step calls for the loss: what is outside of it says nothing."""
 
+
+UNDECIDED = (Mark.NOTHING, Mark.CLOSURE)
+"""The marks that say nothing of a phase."""
 
 CATEGORIES = {
     Mark.COMMUNICATION: Category.COMMUNICATION,
@@ -129,6 +134,7 @@ _PYTHON: tuple[tuple[Mark, str, str], ...] = (
     (Mark.FORWARD, r".*torch/nn/modules/module\.py", r"_(wrapped_)?call_impl|_slow_forward"),
     (Mark.FORWARD, r".*torch/nn/functional\.py", r".*"),
     (Mark.FORWARD, r".*", r"forward"),
+    (Mark.CLOSURE, r".*", r"closure"),
     (Mark.BACKWARD, r".*", r"backward|_engine_run_backward"),
 )
 # A part of the function's name, which is looked for first because that is quick, and a pattern to find in it.
@@ -177,6 +183,7 @@ def judged(marks: Sequence[Mark]) -> tuple[Category, Phase, Mark]:
         The category, `UNKNOWN` if only the phase is known; the phase, `OTHER` if it is not known; and the
         mark that determines the phase, `RECOMPUTE` for a forward that runs again inside a backward.
     """
+    marks = marks[: [*marks, Mark.CLOSURE].index(Mark.CLOSURE) + 1]
     if not marks:
         return Category.UNKNOWN, Phase.OTHER, Mark.NOTHING
     category = CATEGORIES.get(marks[0], Category.UNKNOWN)

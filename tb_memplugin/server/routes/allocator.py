@@ -85,7 +85,7 @@ class AllocatorEvent(TypedDict):
     address: str
     """Of the block or segment."""
     line: str | None
-    """The leading line of its stack, or null."""
+    """The leading line of its stack, or null: of frees in snapshots without `context="all"`, too."""
 
 
 class AllocatorState(Neighbors):
@@ -150,7 +150,7 @@ def _what_shape(opened: Opened, event: int) -> AllocatorEvent | None:
     events = opened.trace.events
     if event < 0 or events.device[event] != opened.device:
         return None
-    stack = int(events.stack[event])
+    stack = int(opened.trace.own_stacks[event])
     kind = Kind(int(events.kind[event]))
     return {
         "kind": kind.name.lower(),

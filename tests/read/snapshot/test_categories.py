@@ -153,7 +153,7 @@ def test_an_annotation_tells_the_step_of_an_optimizer_that_no_frame_names():
     assert categories(program(*lines, stacks=STACKS)) == {1: "unknown", 2: "unknown"}
     noted = program("START Optimizer.step#Mine.step", *lines, "END Optimizer.step#Mine.step", stacks=STACKS)
     assert categories(noted) == {1: "optimizer_state", 2: "temporary"}
-    assert phases(noted) == ["optimizer"] * 3
+    assert phases(noted) == ["optimizer", "optimizer", "other"]
 
 
 def test_an_annotation_of_another_device_tells_nothing():
@@ -177,7 +177,7 @@ def test_frames_win_over_an_annotation_around_them():
         "START Optimizer.step#LBFGS.step",
         "alloc 1 h at=forward",
         "alloc 2 g at=backward",
-        "alloc 4 m",
+        "alloc 4 m at=mine",
         stacks=STACKS,
     )
     assert phases(closure) == ["forward", "backward", "optimizer"]
@@ -240,6 +240,34 @@ def test_without_native_frames_what_has_no_frame_behind_a_forward_is_of_the_back
     both = {**PYTHON, "native": ("malloc ??:0",)}
     assert categories(program(*lines, "alloc 128 n at=native", stacks=both))[16] == "unknown"
     assert categories(program("before 128 n at=native", *lines, stacks=both))[16] == "gradient"
+
+
+def test_what_an_optimizers_closure_allocates_is_not_of_its_step():
+    """As in Lightning: forward, a loss that the training step computes itself, and backward."""
+    closure = ("closure /env/lightning/pytorch/loops/optimization/automatic.py:147", STEP)
+    stacks = {
+        "forward": (f"linear {TORCH}/nn/functional.py:9", "training_step /work/train.py:4", *closure),
+        "loss": ("training_step /work/train.py:5", *closure),
+        "state": (f"_init_group {TORCH}/optim/adamw.py:150", STEP),
+    }
+    step = program(
+        "START Optimizer.step#AdamW.step",
+        "alloc 1 h at=forward",
+        "alloc 2 loss at=loss",
+        "alloc 4 d",
+        "free d",
+        "alloc 8 g",
+        "alloc 16 m at=state",
+        "END Optimizer.step#AdamW.step",
+        stacks=stacks,
+    )
+    assert categories(step) == {
+        1: "activation",
+        2: "activation",
+        4: "autograd_detail",
+        8: "gradient",
+        16: "optimizer_state",
+    }
 
 
 def test_a_block_from_before_counts_as_kept_only_if_the_backward_began_in_the_trace():

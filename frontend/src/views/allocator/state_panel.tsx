@@ -116,13 +116,15 @@ function What({ state }: { state: AllocatorState }) {
   return (
     <p class="where">
       with this event <span title={exactBytes(what.bytes)}>{asPartOf(state.reserved_bytes ?? state.active_bytes, what.bytes)}</span> {KINDS[what.kind]}
-      {what.line && (
+      {what.line ? (
         <>
           {" in "}
           <span class="mono chip breaking" title={titleText(what.line)}>
             {shortLine(what.line)}
           </span>
         </>
+      ) : (
+        " (where: not recorded)"
       )}
     </p>
   );
