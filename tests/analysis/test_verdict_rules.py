@@ -1045,7 +1045,7 @@ def test_a_failed_request_that_expandable_segments_would_have_served() -> None:
     finding = found(allocator_trace(*IN_PIECES, "oom 2M 60M"), "failed_request")
     row = next(row for row in finding.evidence if row.what == "expandable_segments:True")
     assert row.detail.startswith("enough: simulated")
-    assert "in one piece" in finding.title
+    assert finding.measure == "missing in one piece"
 
 
 def test_a_recording_without_a_failed_request_has_none() -> None:

@@ -122,7 +122,8 @@ def _runs(listing: Listing, monitored: MonitoredRuns) -> list[PackedRun]:
 
 
 def _end_ns(entries: list[Entry], series: Series | None) -> int:
-    recorded = [device.stats.step_end_ns for entry in entries for device in entry.metadata.devices]
+    steps = [entry.metadata for entry in entries]
+    recorded = [step.epoch_ns + device.stats.step_end_ns for step in steps for device in step.devices]
     return max(recorded, default=0) if series is None else max(series.written_ns, *recorded, 0)
 
 
