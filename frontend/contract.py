@@ -28,10 +28,12 @@ from tb_memplugin.analysis.advice_rules import RULES
 from tb_memplugin.analysis.divisions import ALL_DIVISIONS
 from tb_memplugin.exports.formats import FORMATS
 from tb_memplugin.server.routes import ROUTES
+from tb_memplugin.trace.labels import HELD_BY_A_LOCAL
 from tb_memplugin.trace.notes import (
     MODULES_INFERRED,
     NO_TIMES,
     OUT_OF_MEMORY,
+    STEP_NOT_ENDED,
     STEPS_JOINED,
     SUMMARY_SHORTENED,
 )
@@ -204,6 +206,8 @@ def _tables() -> Iterator[str]:
     yield f"export const NO_TIMES = {json.dumps(NO_TIMES)};"
     yield f"export const MODULES_INFERRED = {json.dumps(MODULES_INFERRED)};"
     yield f"export const OUT_OF_MEMORY = {json.dumps(OUT_OF_MEMORY)};"
+    yield f"export const STEP_NOT_ENDED = {json.dumps(STEP_NOT_ENDED)};"
+    yield f"export const HELD_BY_A_LOCAL = {json.dumps(HELD_BY_A_LOCAL)};"
     yield f"export const STEPS_JOINED = {json.dumps(STEPS_JOINED)};"
     yield f"export const SUMMARY_SHORTENED = {json.dumps(SUMMARY_SHORTENED)};\n"
     yield "/** Every rule of Advice, by its kind. */"

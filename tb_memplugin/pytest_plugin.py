@@ -99,7 +99,7 @@ def _errors_in_words(item: pytest.Item) -> Iterator[None]:
     try:
         yield
     except MemPluginError as error:
-        pytest.fail(f"{item.nodeid}: {error}", pytrace=False)
+        raise pytest.fail.Exception(f"{item.nodeid}: {error}", pytrace=False) from None
 
 
 def _hold(limit: int, used: MeasuredMemory) -> None:

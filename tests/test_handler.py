@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import logging
@@ -26,6 +27,7 @@ from tb_memplugin.record import module_calls, profiler_windows
 from tb_memplugin.record.profiler.window import WindowRecorder
 from tb_memplugin.store import files
 from tb_memplugin.store.reader import full_summary, load_window, read_recordings
+from tb_memplugin.store.worker_steps import worker_steps
 from tests.flushing import wait_for_the_disk
 from tests.training import CNN
 from tests.watched import is_watched
@@ -361,6 +363,38 @@ def test_a_last_window_in_which_nothing_ran_is_no_trouble(tmp_path, model, caplo
     loop(handler, model=model, optimizer=optimizer, steps=steps, plan={"wait": 0, "warmup": 1, "active": 1})
     assert recorded_steps(tmp_path) == recorded
     assert not caplog.messages
+
+
+@pytest.mark.parametrize("stopped_by", ["an error", "the loop's end"])
+def test_a_last_step_that_did_not_end_is_no_growth_and_none_at_all_if_it_allocated_nothing(
+    tmp_path, model, stopped_by
+):
+    """The loop keeps 4 MiB in step 2, 4 bytes in step 3, and 8 MiB in step 4, in which an error ends it."""
+    kept: list[torch.Tensor] = []
+
+    def kept_in(step: int) -> None:
+        if step == 4 and stopped_by == "an error":
+            kept.append(torch.empty(8 << 20, dtype=torch.uint8))
+            raise ValueError
+        if step > 1:
+            kept.append(torch.empty((4 << 20) if step == 2 else 4, dtype=torch.uint8))
+
+    plan, recorded = schedule(wait=1, warmup=1, active=9), memory_trace_handler(tmp_path, model=model)
+    with (
+        contextlib.suppress(ValueError),
+        profile(profile_memory=True, schedule=plan, on_trace_ready=recorded) as prof,
+    ):
+        for step in range(4 if stopped_by == "the loop's end" else 9):
+            kept_in(step)
+            prof.step()
+    found = read_recordings(str(tmp_path)).steps
+    codes = [note.code for note in full_summary(found[-1]).notes]
+    (device,) = worker_steps("w", [step.metadata for step in found], None)
+    if stopped_by == "an error":
+        assert ([step.metadata.step for step in found], "step_not_ended" in codes) == ([2, 3, 4], True)
+        assert device.growth is None  # of the two steps that ended, not 4 MiB more with every step
+    else:
+        assert ([step.metadata.step for step in found], "step_not_ended" in codes) == ([2, 3], False)
 
 
 def test_an_only_window_in_which_nothing_ran_is_told_and_profile_memory_is_not_asked_for(

@@ -178,6 +178,7 @@ def test_a_wrong_marker_is_told_without_a_traceback(tmp_path: Path, marker: str,
     assert "1 failed" in printed
     assert what in printed
     assert "pytest_plugin.py" not in printed
+    assert "another exception" not in printed
 
 
 def test_the_plugin_imports_no_torch() -> None:

@@ -81,7 +81,7 @@ _SENTENCES = {
     Reason.FREED_BEFORE_PHASE: (
         "allocated outside forward, backward and optimizer, and freed before the next of them"
     ),
-    Reason.ALIVE_IN_FORWARD: "made outside modules before a forward, and released after it",
+    Reason.ALIVE_IN_FORWARD: "made outside modules before a forward, and alive in it",
     Reason.KEPT: "made outside modules, and kept for more than a step; no rule says what it is",
     Reason.COMMUNICATION_OPERATOR: "allocated {communicating}",
     Reason.SHARDING: "allocated while FSDP2 gathered parameters or reduced gradients",

@@ -79,22 +79,28 @@ class ProfiledWindow:
         mark.__enter__()
         self._mark = mark
         self.steps.append(number)
+        self._profile.step_num = number
 
     def end_step(self) -> None:
         """Mark the end of the step; does nothing if none has begun."""
+        if self._mark is not None:
+            self._end_mark()
+            self._profile.step_num += 1  # as `profile.step` counts, which tells the handler what ended
+
+    def _end_mark(self) -> None:
         mark, self._mark = self._mark, None
         if mark is not None:
             mark.__exit__(None, None, None)
 
     def close(self) -> None:
-        """Stop the profiler and pass its profile to the handler."""
-        self.end_step()
+        """Stop the profiler and pass its profile to the handler. An open step has not ended."""
+        self._end_mark()
         self._stop()
 
     def discard(self) -> None:
         """Stop the profiler without a record."""
         self.steps.clear()
-        call_all(self.end_step, self._stop)
+        call_all(self._end_mark, self._stop)
 
     def _stop(self) -> None:
         if self._is_on:

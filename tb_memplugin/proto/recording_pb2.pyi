@@ -52,7 +52,7 @@ class FailedRequests(_message.Message):
     def __init__(self, count: _Optional[int] = ..., requested_bytes: _Optional[int] = ..., line: _Optional[str] = ...) -> None: ...
 
 class StepMetadata(_message.Message):
-    __slots__ = ("version", "worker", "writer_id", "window", "step", "epoch_ns", "side_file", "devices", "model_fingerprint", "dump_of")
+    __slots__ = ("version", "worker", "writer_id", "window", "step", "epoch_ns", "side_file", "devices", "model_fingerprint", "dump_of", "not_ended")
     version: int
     worker: str
     writer_id: str
@@ -63,7 +63,8 @@ class StepMetadata(_message.Message):
     devices: _containers.RepeatedCompositeFieldContainer[DeviceStats]
     model_fingerprint: str
     dump_of: str
-    def __init__(self, version: _Optional[int] = ..., worker: _Optional[str] = ..., writer_id: _Optional[str] = ..., window: _Optional[int] = ..., step: _Optional[int] = ..., epoch_ns: _Optional[int] = ..., side_file: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[DeviceStats, _Mapping]]] = ..., model_fingerprint: _Optional[str] = ..., dump_of: _Optional[str] = ...) -> None: ...
+    not_ended: bool
+    def __init__(self, version: _Optional[int] = ..., worker: _Optional[str] = ..., writer_id: _Optional[str] = ..., window: _Optional[int] = ..., step: _Optional[int] = ..., epoch_ns: _Optional[int] = ..., side_file: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[DeviceStats, _Mapping]]] = ..., model_fingerprint: _Optional[str] = ..., dump_of: _Optional[str] = ..., not_ended: bool = ...) -> None: ...
 
 class StepBlob(_message.Message):
     __slots__ = ("version", "raw_size", "summary")

@@ -25,11 +25,12 @@ _Stamp = tuple[int, float, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """The steps of one monitor. `folder` is the name of the run in TensorBoard."""
+    """The steps of one monitor. `folder` is its run's name in TensorBoard; it last wrote at `written_ns`."""
 
     folder: str
     metadata: SeriesMetadata
     figures: StepFigures
+    written_ns: int
 
 
 @dataclass(slots=True)
@@ -150,7 +151,8 @@ def _read(
     try:
         parts = [records[step] for step in sorted(records) if len(records[step])]
         figures, damage = joined_before(parts)
-        series = Series(folder, read_series(stamp[2], where), figures) if figures is not None else None
+        metadata, written_ns = read_series(stamp[2], where), int(stamp[1] * 1e9)
+        series = None if figures is None else Series(folder, metadata, figures, written_ns)
         if damage is not None:
             problems.append(_unreadable(damage, where))
     except UnreadableFileError as error:

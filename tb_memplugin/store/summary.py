@@ -25,7 +25,7 @@ from tb_memplugin.store.paths import readable
 from tb_memplugin.store.whole_devices import packed_whole
 from tb_memplugin.trace import STACKING_ORDER, Category, MemoryTrace, Note, OutOfMemory, Phase, Spans
 from tb_memplugin.trace.labels import DUMP_OF
-from tb_memplugin.trace.notes import SUMMARY_SHORTENED
+from tb_memplugin.trace.notes import STEP_NOT_ENDED, SUMMARY_SHORTENED
 from tb_memplugin.trace.tables import Int64, differences
 
 CURVE_COLUMNS = 200
@@ -86,6 +86,7 @@ class WindowSummaries:
         self._epoch = epoch_ns(trace)
         names = (module.key for module in trace.modules if module.is_module and module.key)
         self._fingerprint = _fingerprint(tuple(names))
+        self._is_cut = any(note.code == STEP_NOT_ENDED for note in trace.notes)
         self._stats = [
             dict(enumerate(step_stats(trace, device)))
             if only is None
@@ -106,6 +107,7 @@ class WindowSummaries:
             side_file=self._window.side_file,
             model_fingerprint=self._fingerprint,
             dump_of=readable(trace.properties.get(DUMP_OF, "")),
+            not_ended=row == len(trace.steps) - 1 and self._is_cut,
             devices=[
                 recording_pb2.DeviceStats(
                     device=readable(device.name),

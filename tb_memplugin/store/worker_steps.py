@@ -152,7 +152,9 @@ def _of_device(worker: str, name: str, recorded: list[tuple[StepMetadata, Device
     ]
     steps, allocated, reserved, window, entry, end = np.array(rows, np.int64).T
     dump_of = recorded[-1][0].dump_of  # its last step has not ended, so what is left after it is no growth
-    comparable = _comparable(name, steps, window)
+    ended = np.array([not step.not_ended for step, _ in recorded])  # so are these
+    levels = steps[ended], entry[ended], end[ended]
+    comparable = _comparable(name, steps[ended], window[ended])
     return WorkerSteps(
         worker,
         name,
@@ -163,7 +165,7 @@ def _of_device(worker: str, name: str, recorded: list[tuple[StepMetadata, Device
         reserved,
         at_least=np.zeros(len(steps), np.bool_),
         recorded=np.ones(len(steps), np.bool_),
-        growth=None if dump_of else _growth(steps, entry, end, comparable, int(allocated.max())),
+        growth=None if dump_of else _growth(*levels, comparable, int(allocated.max())),
         failed=_failed(recorded),
         dump_of=dump_of,
     )

@@ -137,7 +137,7 @@ class Reason(ColumnEnum):
     FREED_BEFORE_PHASE = 12
     """Allocated between phases, and freed before the next one."""
     ALIVE_IN_FORWARD = 13
-    """Allocated between phases before a forward, and freed after it."""
+    """Allocated between phases before a forward, and alive in it."""
     KEPT = 14
     """Allocated between phases, and kept for longer than a step."""
     COMMUNICATION_OPERATOR = 15

@@ -14,6 +14,7 @@ OUT_OF_MEMORY = "out_of_memory"
 HISTORY_FULL = "history_full"
 SUMMARY_SHORTENED = "summary_shortened"
 STEPS_JOINED = "steps_joined"
+STEP_NOT_ENDED = "step_not_ended"
 """Codes by which something is decided."""
 
 

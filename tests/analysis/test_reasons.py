@@ -32,7 +32,7 @@ def sentence(line: str) -> str:
         ),
         (
             "alloc 4 i category=input reason=alive_in_forward",
-            "input: made outside modules before a forward, and released after it",
+            "input: made outside modules before a forward, and alive in it",
         ),
         (
             "alloc 4 i category=input label=input_of_net reason=entered",

@@ -27,6 +27,7 @@ def test_every_run_worker_step_and_device_is_listed(tab, logdir):
         [None, None],
         [None, None],
     )
+    assert answer["runs"][0]["end_ns"] == 1_763_000_000_000_006_000  # of step 6
     stats = tab.get("step", run="demo/baseline", worker="rank0", step=5, device="cpu")["stats"]
     assert all(values[0] == stats[name] for name, values in columns.items() if name != "at")
     assert stats == {

@@ -17,6 +17,8 @@ export interface PackedRuns {
 export interface PackedRun {
   /** Its name. */
   run: string;
+  /** When its last recorded or watched step ended, epoch nanoseconds. The tab opens on the latest run. */
+  end_ns: number;
   /** In order of their names. */
   workers: PackedWorker[];
 }
@@ -1405,6 +1407,8 @@ export interface AllocationAnswer extends Listed, Detailed {
 export const NO_TIMES = "no_times";
 export const MODULES_INFERRED = "modules_inferred";
 export const OUT_OF_MEMORY = "out_of_memory";
+export const STEP_NOT_ENDED = "step_not_ended";
+export const HELD_BY_A_LOCAL = "held by a local variable, or C++";
 export const STEPS_JOINED = "steps_joined";
 export const SUMMARY_SHORTENED = "summary_shortened";
 

@@ -4,7 +4,7 @@ import type { PackedRuns, PackedSteps, PackedWorker, RunsAnswer, StepEntry, Step
 export function unpackedRuns(answer: PackedRuns): RunsAnswer {
   const workers = (packed: PackedWorker[]): WorkerEntry[] =>
     packed.map((worker) => ({ ...worker, steps: unpackedSteps(worker.steps) }));
-  return { ...answer, runs: answer.runs.map((run) => ({ run: run.run, workers: workers(run.workers) })) };
+  return { ...answer, runs: answer.runs.map((run) => ({ ...run, workers: workers(run.workers) })) };
 }
 
 function unpackedSteps({ step, window, devices }: PackedSteps): StepEntry[] {

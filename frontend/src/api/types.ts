@@ -30,8 +30,7 @@ export interface WorkerEntry extends Absent<Omit<contract.PackedWorker, "steps">
   steps: StepEntry[];
 }
 
-export interface RunEntry {
-  run: string;
+export interface RunEntry extends Absent<Omit<contract.PackedRun, "workers">, "end_ns"> {
   workers: WorkerEntry[];
 }
 

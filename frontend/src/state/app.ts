@@ -10,7 +10,7 @@ import { comeBack, leave } from "../host/scroll";
 import { asPartOf } from "./bytes";
 import { patched, type Route, type RoutePatch } from "./route";
 import { logdir } from "./run_name";
-import { missingBase, type Pick, resolveBase, resolveSelection } from "./selection";
+import { missingBase, type Pick, pickAnother, resolveBase, resolveSelection } from "./selection";
 import { type Stretch, stretchOf } from "./stretch";
 
 export const route = signal<Route>({ view: "overview" });
@@ -70,10 +70,9 @@ function spelledOut(now: Route, s = selection.value): Route {
   return s ? { ...now, run: s.run, worker: s.worker, device: s.device, step: String(s.step) } : now;
 }
 
-/** Another run opens on its worst rank. The step and the device stay where it has them, and nothing is said where not. */
+/** Another run opens on its worst rank. Nothing is said where it lacks the step or the device. */
 export function pick(patch: { run: string } | { worker: string }): void {
-  const next = patched(spelledOut(route.value), { worker: undefined, ...patch });
-  const found = runs.value && resolveSelection(runs.value, next);
+  const found = runs.value && pickAnother(runs.value, spelledOut(route.value), patch);
   navigate(found ? { run: found.run, worker: found.worker, device: found.device, step: String(found.step) } : patch);
 }
 

@@ -1,4 +1,5 @@
 /** Names come from models, files and paths: shown as text, on one line, never longer than a row bears. */
+import { HELD_BY_A_LOCAL } from "../api/contract";
 
 const MARKS: Record<string, string> = { "\n": "⏎", "\r": "⏎", "\t": "⇥" };
 
@@ -63,10 +64,11 @@ export function moduleInWords(name: string): string {
   return /^[\d.*]+$/.test(name) ? `module ${name}` : name;
 }
 
-/** What an allocation goes by: its own name, else its module, else the operator that made it; null where all are unknown. */
+/** What an allocation goes by: its own name, unless that only says that nobody known holds it; else its module, its operator, or null. */
 export function allocationName(a: { name: string | null; module: string | null; operator: string | null }): string | null {
   const module = a.module === null || a.module === NOT_NAMED ? null : moduleLabel(a.module);
-  return (a.name ?? module ?? a.operator) || null;
+  const name = a.name === HELD_BY_A_LOCAL ? null : a.name;
+  return (name ?? module ?? a.operator ?? a.name) || null;
 }
 
 /** Whether a key is a module's: not an operator that no module owns, and not what nobody named. */

@@ -1,6 +1,6 @@
 /** What the route's picks mean in the runs that are there. */
 import type { MonitoredWhole, RunEntry, RunsAnswer, StepPeaks, WorkerEntry } from "../api/types";
-import type { Route } from "./route";
+import { patched, type Route, type RoutePatch } from "./route";
 
 export interface StepChoice {
   step: number;
@@ -48,7 +48,7 @@ export const inOrder = new Intl.Collator("en", { numeric: true }).compare;
 /** The picked run, worker, device and step, each replaced by a sensible one where the URL names none or an absent one. */
 export function resolveSelection(answer: RunsAnswer, route: Route): Selection | null {
   const withSteps = answer.runs.filter((run) => run.workers.some(hasSteps));
-  const run = withSteps.find((r) => r.run === route.run) ?? withSteps[0];
+  const run = withSteps.find((r) => r.run === route.run) ?? latest(withSteps);
   if (!run) return null;
   const workers = run.workers.filter(hasSteps);
   const worker = workers.find((w) => w.worker === route.worker) ?? highestWorker(workers);
@@ -77,6 +77,15 @@ export function resolveSelection(answer: RunsAnswer, route: Route): Selection | 
     holdsNothing: route.run !== run.run && answer.runs.some((r) => r.run === route.run && r.workers.length > 0),
     window: windowOf(worker, choice.window),
   };
+}
+
+/** Another run, on its worst rank, or another rank. Of a run, a device and a step that were not picked by hand are chosen anew. */
+export function pickAnother(answer: RunsAnswer, now: Route, patch: { run: string } | { worker: string }): Selection | null {
+  const resolved = (change: RoutePatch): Selection | null => resolveSelection(answer, patched(now, change));
+  if ("worker" in patch) return resolved(patch);
+  const device = now.device === resolved({ device: undefined, step: undefined })?.device ? undefined : now.device;
+  const step = now.step === String(resolved({ step: undefined })?.step) ? undefined : now.step;
+  return resolved({ ...patch, worker: undefined, device, step });
 }
 
 export interface RecordedWindow {
@@ -192,6 +201,11 @@ function devicesOf(worker: WorkerEntry): string[] {
 function busiest(worker: WorkerEntry, devices: string[]): string | undefined {
   const top = (d: string) => Math.max(...stepsOf(worker, d).map((s) => s.stats.peak_bytes));
   return [...devices].sort((a, b) => orderOf(a) - orderOf(b) || top(b) - top(a))[0];
+}
+
+/** What was recorded last: the run that whoever opens the tab has just made. */
+function latest(runs: RunEntry[]): RunEntry | undefined {
+  return [...runs].sort((a, b) => (b.end_ns ?? 0) - (a.end_ns ?? 0))[0];
 }
 
 /** What was dumped when memory ran out, else the worker that peaks highest, as Fleet and Ranks have it: on an accelerator, where any has one. */

@@ -112,7 +112,7 @@ function Tabs({ current }: { current: View }) {
     <nav class="tabs" aria-label="Views" ref={tabs}>
       {VIEWS.map((view) => (
         <RouteLink key={view} to={{ view }} class={view === current ? "tab current" : "tab"} testid={`tab-${view}`}>
-          <span aria-current={view === current ? "page" : undefined}>
+          <span aria-current={view === current ? "page" : undefined} data-text={capital(view)}>
             {capital(view)}
           </span>
         </RouteLink>

@@ -31,7 +31,7 @@ export function WholeDevice({ whole }: { whole: WholeJson | null }) {
   if (!whole) return null;
   const full = Math.max(...whole.moments.map((moment) => moment.total_bytes));
   const unit = unitFor(full);
-  const names = new Map(whole.moments.flatMap(({ parts }) => parts.map(({ part, text }) => [part, text] as const)));
+  const parts = new Map(whole.moments.flatMap((moment) => moment.parts.map(({ part, text }) => [text, part] as const))); // "not known" may be of more at another moment
   return (
     <section class="card" data-testid="whole-device">
       <h2>What fills {titleText(whole.name)}</h2>
@@ -50,14 +50,14 @@ export function WholeDevice({ whole }: { whole: WholeJson | null }) {
           </tr>
         </thead>
         <tbody>
-          {ordered([...names.keys()]).map((part) => (
-            <tr key={part} data-testid="whole-part" data-key={part}>
+          {ordered([...parts]).map(([text, part]) => (
+            <tr key={text} data-testid="whole-part" data-key={part}>
               <th scope="row">
                 <span class="swatch" style={look(part)} aria-hidden="true" />
-                {titleText(names.get(part)!)}
+                {titleText(text)}
               </th>
               {whole.moments.map((moment) => (
-                <Amount key={moment.moment} moment={moment} part={part} unit={unit} />
+                <Amount key={moment.moment} moment={moment} text={text} unit={unit} />
               ))}
             </tr>
           ))}
@@ -81,9 +81,9 @@ export function WholeDevice({ whole }: { whole: WholeJson | null }) {
 }
 
 /** In the order of the bars, where what is not known and what is free come last. */
-function ordered(parts: string[]): string[] {
+function ordered(parts: [string, string][]): [string, string][] {
   const order = Object.keys(COLORS);
-  return parts.sort((a, b) => order.indexOf(a) - order.indexOf(b));
+  return parts.sort(([, a], [, b]) => order.indexOf(a) - order.indexOf(b));
 }
 
 function Bar({ moment, full }: { moment: WholeMoment; full: number }) {
@@ -108,8 +108,8 @@ function Bar({ moment, full }: { moment: WholeMoment; full: number }) {
   );
 }
 
-function Amount({ moment, part, unit }: { moment: WholeMoment; part: string; unit: Unit }) {
-  const found = moment.parts.find((candidate) => candidate.part === part);
+function Amount({ moment, text, unit }: { moment: WholeMoment; text: string; unit: Unit }) {
+  const found = moment.parts.find((part) => part.text === text);
   if (!found) return <td class="number muted">–</td>;
   return (
     <td class="number" title={`${titleText(found.text)}: ${exactBytes(found.bytes)}`}>

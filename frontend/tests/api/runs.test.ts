@@ -13,7 +13,7 @@ const columns = (at: number[], peaks: number[]) => ({
 
 describe("the runs' steps", () => {
   const steps = { step: [5, 6, 6], window: [0, 0, 1], devices: { cpu: columns([0, 1, 2], [7, 8, 9]), ["__proto__"]: columns([2], [4]) } };
-  const [run] = unpackedRuns({ runs: [{ run: "a", workers: [{ dump_of: "", model: "", worker: "w", devices: ["cpu"], steps, monitored: {} }] }], problems: [], logdir: "" }).runs;
+  const [run] = unpackedRuns({ runs: [{ end_ns: 1, run: "a", workers: [{ dump_of: "", model: "", worker: "w", devices: ["cpu"], steps, monitored: {} }] }], problems: [], logdir: "" }).runs;
   const entries = run!.workers[0]!.steps;
 
   it("come in rows, each with the devices that it has", () => {

@@ -1,4 +1,5 @@
 import { describe, expect, it } from "vitest";
+import { HELD_BY_A_LOCAL } from "../../src/api/contract";
 import { allocationName, cellText, headAndTail, moduleLabel, shortened, visible } from "../../src/state/names";
 
 describe("a hostile name", () => {
@@ -30,6 +31,7 @@ it("an allocation goes by its own name, else its module, else its operator", () 
   const known = { name: "fc.weight", module: "fc", operator: "aten::linear" };
   expect(allocationName(known)).toBe("fc.weight");
   expect(allocationName({ ...known, name: null })).toBe("fc");
+  expect(allocationName({ ...known, name: HELD_BY_A_LOCAL })).toBe("fc");
   expect(allocationName({ ...known, name: null, module: "" })).toBe("(root)");
   expect(allocationName({ ...known, name: null, module: "(not named)" })).toBe("aten::linear");
   expect(allocationName({ name: null, module: "(not named)", operator: null })).toBeNull();

@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import type { MonitoredWhole, RunsAnswer, StepStats, WorkerEntry } from "../../src/api/types";
-import { missingBase, resolveBase, resolveSelection, runBefore } from "../../src/state/selection";
+import { missingBase, pickAnother, resolveBase, resolveSelection, runBefore } from "../../src/state/selection";
 
 const stats = (peak: number): StepStats => ({
   peak_bytes: peak,
@@ -46,6 +46,15 @@ describe("what is picked", () => {
       step: 2,
       missing: [],
     });
+  });
+  it("is of several runs the one that ended last", () => {
+    const runs = answer.runs.map((run, i) => ({ ...run, end_ns: [0, 1.7e18, 1.8e18][i]! }));
+    expect(resolveSelection({ ...answer, runs }, { view: "overview" })).toMatchObject({ run: "b", step: 9 });
+  });
+  it("is in another run its own highest step, but the step that was picked by hand", () => {
+    const step = (picked: string) => pickAnother(answer, { view: "overview", run: "a", worker: "rank0", device: "cpu", step: picked }, { run: "b" })?.step;
+    expect([step("2"), step("3")]).toEqual([9, 9]); // a peaks highest in step 2; b has no step 3
+    expect(pickAnother(answer, { view: "overview", run: "b", worker: "rank0", device: "cpu", step: "2" }, { run: "a" })?.step).toBe(2);
   });
   it("is what was dumped when memory ran out, though a monitor saw a byte more", () => {
     const run = { run: "a", workers: [worker("oom_a", { 1: 10, 2: 30 }), { ...worker("dump", { 0: 29 }), dump_of: "oom_a" }] };

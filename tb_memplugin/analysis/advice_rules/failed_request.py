@@ -67,7 +67,7 @@ def failed_request(judged: Judged) -> Result:
     changes.sort(key=lambda row: (row.detail.startswith(NOT_ENOUGH), -row.bytes))
     limited, free = report.cause == "limit", size_text(report.free_bytes or 0)
     failed_on = f"A request for {size_text(report.requested_bytes)} failed on {name}"
-    in_one_piece = "in one piece " if report.cause == "fragmented" else ""
+    in_one_piece = " in one piece" if report.cause == "fragmented" else ""
     return Finding(
         kind="failed_request",
         level="problem",
@@ -75,10 +75,10 @@ def failed_request(judged: Judged) -> Result:
         step=trace.step_at(report.event).number,
         title=f"{failed_on}, which had {free} free: a limit on the process refused it."
         if limited
-        else f"{failed_on}: {size_text(missing)} {in_one_piece}were missing.",
+        else f"{failed_on}.",
         subject=name,
         bytes=missing,
-        measure="missing at most" if limited else "missing",
+        measure="missing at most" if limited else f"missing{in_one_piece}",
         of_bytes=report.active_bytes + report.requested_bytes,
         evidence=(Evidence("requested", report.requested_bytes, report.why, False), *changes),
         where=Where(
@@ -184,4 +184,5 @@ def _smaller_batch(trace: MemoryTrace, device: int, report: OomReport, missing: 
 
 def _what_to_do(changes: list[Evidence]) -> str:
     enough = [row.what for row in changes if row.detail.startswith(ENOUGH)]
-    return f"Each of these alone would have been enough: {'; '.join(enough)}."
+    whose = "for this request, if not for those after it"
+    return f"Each of these alone would have been enough {whose}: {'; '.join(enough)}."

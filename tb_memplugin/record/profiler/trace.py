@@ -56,6 +56,7 @@ from tb_memplugin.trace import (
     TensorMetadata,
     events,
 )
+from tb_memplugin.trace.notes import STEP_NOT_ENDED
 from tb_memplugin.trace.replay import attributed, frees_of_unknown, pair, unreported_frees
 from tb_memplugin.trace.tables import Int64, merged
 
@@ -83,6 +84,8 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
     memory = with_events_outside(memory, results.events, window.blocks, window.sightings, has_steps=has_steps)
     on_steps: list[Note] = []
     steps = _steps(tree, window, number, on_steps)
+    if has_steps:
+        steps = _without_rest(steps, tree, prof.step_num, memory, on_steps)
     threads, roots = (lambda: forward_threads(results.events())), results.experimental_event_tree
     attribution = attribute(tree, memory, window, logged, steps, threads, roots)
     devices, labels = _all_devices(memory, window), Names()
@@ -226,6 +229,29 @@ def _steps(tree: ProfilerTree, window: Window, number: int, notes: list[Note]) -
         return (Step(number, window.start_ns, window.stop_ns),)
     steps = [Step(int(name.removeprefix(STEP_PREFIX)), start, end) for name, start, end in ranges]
     return _numbered_once(sorted(steps, key=lambda step: step.start_ns), notes)
+
+
+def _without_rest(
+    steps: tuple[Step, ...], tree: ProfilerTree, next_step: int, memory: MemoryEvents, notes: list[Note]
+) -> tuple[Step, ...]:
+    """Return steps without a last one that did not end and allocated nothing; a note tells of one that did.
+
+    Args:
+        next_step: what `profile.step` has begun: the last step's number, if the profile stopped within it.
+    """
+    last, (name, _, _) = steps[-1], max(tree.ranges[Role.STEP], key=itemgetter(1))
+    if name != f"{STEP_PREFIX}{next_step}":
+        return steps
+    if len(steps) > 1 and not (memory.bytes[memory.time_ns >= last.start_ns] > 0).any():
+        return steps[:-1]
+    notes.append(
+        Note(
+            f"Step {last.number} did not end: the program or its profile ended within it. What is alive at "
+            "its end is not what a step leaves.",
+            STEP_NOT_ENDED,
+        )
+    )
+    return steps
 
 
 def _numbered_once(steps: Sequence[Step], notes: list[Note]) -> tuple[Step, ...]:

@@ -63,6 +63,8 @@ class PackedRun(TypedDict):
 
     run: str
     """Its name."""
+    end_ns: int
+    """When its last recorded or watched step ended, epoch nanoseconds. The tab opens on the latest run."""
     workers: list[PackedWorker]
     """In order of their names."""
 
@@ -100,20 +102,29 @@ def answer(session: Session, request: Request) -> PackedRuns:
 
 
 def _runs(listing: Listing, monitored: MonitoredRuns) -> list[PackedRun]:
-    runs: dict[str, list[PackedWorker]] = {}
+    runs: dict[str, PackedRun] = {}
     for run, worker in sorted({**listing.workers, **monitored.workers}):
         entries = listing.workers.get((run, worker), [])
-        runs.setdefault(run, []).append(
+        series = monitored.workers.get((run, worker))
+        packed = runs.setdefault(run, {"run": run, "end_ns": 0, "workers": []})
+        packed["end_ns"] = max(packed["end_ns"], _end_ns(entries, series))
+        packed["workers"].append(
             {
                 "worker": worker,
                 "devices": list(dict.fromkeys(device for entry in entries for device in entry.devices)),
                 "steps": _steps(entries),
                 "dump_of": entries[-1].metadata.dump_of if entries else "",
                 "model": entries[-1].metadata.model_fingerprint if entries else "",
-                "monitored": _monitored(monitored.workers.get((run, worker))),
+                "monitored": _monitored(series),
             }
         )
-    return [{"run": run, "workers": workers} for run, workers in sorted(runs.items())]
+    return [*runs.values()]
+
+
+def _end_ns(entries: list[Entry], series: Series | None) -> int:
+    steps = [entry.metadata for entry in entries]
+    recorded = [step.epoch_ns + device.stats.step_end_ns for step in steps for device in step.devices]
+    return max(recorded, default=0) if series is None else max(series.written_ns, *recorded, 0)
 
 
 def _monitored(series: Series | None) -> dict[str, MonitoredWhole]:

@@ -88,11 +88,11 @@ export function AllocationTable({ pick, over, range, zoomed, selected, withCode,
         )}
       </div>
       <div class="scroller" ref={box} tabIndex={0} role="region" aria-label="Allocations" data-testid="allocation-rows" style={{ margin: "0 -8px", maxHeight: "560px" }}>
-        <table class="grid" style={{ minWidth: "900px" }} aria-rowcount={count + 1}>
+        <table class="grid" style={{ minWidth: "1040px" }} aria-rowcount={count + 1}>
           <colgroup>
             <col style={{ width: "96px" }} />
             {withCode && <col />}
-            {withWhat && <col style={withCode ? { width: "17%" } : undefined} />}
+            {withWhat && <col style={withCode ? { width: "26%" } : undefined} />}
             <col style={{ width: "128px" }} />
             <col style={{ width: "100px" }} />
             <col style={{ width: "100px" }} />

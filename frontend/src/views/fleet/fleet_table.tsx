@@ -4,7 +4,7 @@ import { useRemote } from "../../api/remote";
 import { address } from "../../api/request";
 import type { AdviceAnswer, Finding, FleetRun } from "../../api/types";
 import { titleOf } from "../../state/advice";
-import { picked, route } from "../../state/app";
+import { navigate, picked, route } from "../../state/app";
 import { asPartOf, exactBytes, percent } from "../../state/bytes";
 import { allocatedPeak, causeOf, FLEET_ORDERS, headroom } from "../../state/fleet";
 import { titleText } from "../../state/names";
@@ -79,7 +79,13 @@ function Row({ row, resident, findings, index }: RowProps) {
   const place = { run: row.run, worker: row.worker, device: row.device, step: String(row.step) };
   const current = picked.value?.run === row.run;
   return (
-    <tr aria-rowindex={index + 2} class={current ? "picked" : undefined} data-testid="fleet-row" data-key={row.run}>
+    <tr
+      aria-rowindex={index + 2}
+      class={current ? "picked" : undefined}
+      data-testid="fleet-row"
+      data-key={row.run}
+      onClick={(e) => (e.target as Element).closest("a") ?? navigate({ view: "overview", ...place })}
+    >
       <th scope="row">
         <RouteLink to={{ view: "overview", ...place }} class="plain-link" title={`Open ${runName(row.run)} on ${row.worker}`}>
           <Name text={runName(row.run)} />

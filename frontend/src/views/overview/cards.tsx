@@ -1,4 +1,5 @@
 import type { ComponentChildren } from "preact";
+import { STEP_NOT_ENDED } from "../../api/contract";
 import type { StepAnswer, StepStats } from "../../api/types";
 import { alone, base, isAlone, picked, selection } from "../../state/app";
 import { exactBytes, percent, type Unit, unitFor, withUnit } from "../../state/bytes";
@@ -27,7 +28,7 @@ export function Cards({ answer }: { answer: StepAnswer }) {
       ) : (
         <Reserved stats={stats} reserved={stats.peak_reserved_bytes} unit={unit} />
       )}
-      <Left stats={stats} first={answer.first_end} unit={unit} />
+      <Left answer={answer} unit={unit} />
       <Card
         id="allocations"
         label="Allocations"
@@ -99,18 +100,20 @@ function WindowPeak({ stats, unit, profiler }: { stats: StepStats; unit: Unit; p
 }
 
 /** What the step leaves behind, against what the first one left; of the first itself, against what it found. */
-function Left({ stats, first, unit }: { stats: StepStats; first: StepAnswer["first_end"]; unit: Unit }) {
+function Left({ answer, unit }: { answer: StepAnswer; unit: Unit }) {
+  const { stats, first_end: first, notes } = answer;
   const growth = stats.end_bytes - (first ? first.end_bytes : stats.start_bytes);
   const since = first ? `since step ${first.step}` : "since recording began";
-  const { failed } = selection.value!;
+  const { failed, window } = selection.value!;
+  const stopped = answer.step === window.steps.at(-1)?.step && notes.some(({ code }) => code === STEP_NOT_ENDED);
   return (
     <Card
       id="left"
-      label={failed ? "Alive at the failure" : alone.value ? "Left at the end" : "Left after the step"}
+      label={failed ? "Alive at the failure" : stopped ? "Alive when it stopped" : alone.value ? "Left at the end" : "Left after the step"}
       to={{ view: "timeline", t: String(stats.step_end_ns) }}
       value={<Bytes bytes={stats.end_bytes} unit={unit} named />}
     >
-      {failed ? (
+      {failed || stopped ? (
         "the step did not end"
       ) : growth === 0 ? (
         <span class="shrunk">no growth {since}</span>
