@@ -112,6 +112,8 @@ def quantized_statically(run: Run) -> None:
     """Observers are hooks of torch's own, put in and taken out in the window."""
 
     class Quantizable(nn.Module):
+        qconfig = torch.ao.quantization.default_qconfig
+
         def __init__(self) -> None:
             super().__init__()
             self.quant = torch.ao.quantization.QuantStub()
@@ -123,7 +125,6 @@ def quantized_statically(run: Run) -> None:
 
     model = Quantizable().eval()
     with run.window(model) as step, torch.no_grad():
-        model.qconfig = torch.ao.quantization.default_qconfig
         prepared = torch.ao.quantization.prepare(model)
         run.value(prepared(torch.linspace(-1, 1, 16).view(2, 8)))
         quantized = torch.ao.quantization.convert(prepared)
