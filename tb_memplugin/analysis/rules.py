@@ -109,8 +109,9 @@ def _rules_of(text: str) -> list[tuple[str, str, str]]:
         if len(content) > MOST_BYTES:
             raise ValueError("it is too large")
     except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
         raise MemPluginError(
-            f"The rules file does not exist or cannot be read ({error}).", where=text, fix=FIX
+            f"The rules file does not exist or cannot be read: {why}.", where=text, fix=FIX
         ) from error
     return [(*rule, text) for rule in _rules_in(_parsed(content, text), text)]
 

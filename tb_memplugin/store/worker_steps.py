@@ -85,7 +85,7 @@ def worker_steps(
 
 def without_dumps(ranks: Sequence[WorkerSteps]) -> list[WorkerSteps]:
     """Leave out dumps of a device of a worker that is there itself: they are no rank of their own."""
-    themselves = {(rank.worker, rank.device) for rank in ranks}
+    themselves = {(rank.worker, rank.device) for rank in ranks if not rank.dump_of}
     return [rank for rank in ranks if (rank.dump_of, rank.device) not in themselves]
 
 

@@ -235,6 +235,14 @@ def test_the_dump_of_a_failure_comes_before_a_monitor_that_counted_it_in_a_later
     assert (failed["worker"], failed["requested_bytes"], failed["line"]) == ("oom_rank0", 999, None)
 
 
+def test_dumps_of_each_other_are_ranks(tmp_path):
+    for worker, dumped in (("a", "b"), ("b", "a"), ("c", "c")):
+        dump = replace(failing(10), properties={DUMP_OF: dumped})
+        RunWriter(str(tmp_path / "run"), worker).write(dump)
+    (row,) = Tab(tmp_path).get("fleet")["runs"]
+    assert row["ranks"] == 3
+
+
 def test_the_dump_of_a_rank_is_no_rank(tmp_path):
     """Rank 0 peaks at 110 and rank 1 at 150 bytes; what rank 0 wrote when a request failed has 1,110."""
     dump = failing(10, 1000)
