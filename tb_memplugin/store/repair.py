@@ -29,7 +29,7 @@ from tb_memplugin.store.summary import Window
 from tb_memplugin.store.windows import read_window
 from tb_memplugin.store.worker_folder import claimed_by
 from tb_memplugin.store.writer import window_steps
-from tb_memplugin.temporary import age_seconds, has_ended, is_here
+from tb_memplugin.temporary import age_seconds, delete_left, has_ended, is_here
 
 QUIET_SECONDS = 600
 """How long the files of another machine's process must be unchanged, so that it counts as ended."""
@@ -78,6 +78,7 @@ def repair(logdir: str) -> Iterator[Repair]:
     """
     for folder, names in walk_logdir(logdir):
         if files.is_folder(files.join(folder, SIDE_FOLDER)):
+            delete_left(folder)  # by a repair that was killed
             paths = [files.join(folder, name) for name in names if name.endswith(EVENT_FILE_END)]
             events: dict[str, _EventFile] = {}
             for path in paths:

@@ -212,6 +212,22 @@ def test_whatever_fails_while_it_is_repaired_nothing_is_lost_and_it_can_be_repea
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_a_killed_repair_left_is_deleted_by_the_next(tmp_path):
+    damage(recorded(tmp_path), 3)
+    child = os.fork()
+    if child == 0:
+        os.link = lambda *_, **__: os._exit(0)
+        list(repair(str(tmp_path)))
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(list(tmp_path.rglob("*.tmp"))) == 1
+    assert len(list(repair(str(tmp_path)))) == 1
+    assert list(tmp_path.rglob("*.tmp")) == []
+    assert peaks(tmp_path) == PEAKS
+
+
 def test_an_event_file_that_cannot_be_read_is_named_and_the_others_are_repaired(tmp_path):
     for run in ("a", "b"):
         damage(recorded(tmp_path / run), 3)
