@@ -1198,7 +1198,7 @@ export interface PeakHolders {
   event: number;
   /** The peak. */
   bytes: number;
-  /** What names the holders besides parameters, gradients and optimizer state. */
+  /** What names the holders besides parameters, gradients and optimizer state. Of a line that runs a whole model of a library, the layers are named. */
   by: "category" | "module" | "operator" | "phase" | "stack" | "line" | "context" | "pool" | "stream" | "annotation" | "dtype" | "label" | "subcategory";
   /** The largest first; they sum to the peak. */
   holders: Holder[];
