@@ -37,7 +37,7 @@ _ALIKE = re.compile(
 )
 """C++ frames in which every stack ends: they record the stack, allocate, or create an empty tensor."""
 
-_NODE = re.compile(r"::\w+Backward\d*::apply\b")
+_NODE = re.compile(r"::(\w+Backward\d*)::apply\b")
 """The C++ frame that says which backward it is; those inside it have names of the code that was generated."""
 
 
@@ -60,8 +60,12 @@ def line_key(text: str) -> str:
 
 
 def key_of_line(frame: Frame) -> str:
-    """Return `file:line (function)` for a frame; `file (function)` where the line is not known."""
-    return f"{frame.place} ({frame.function})"
+    """Return `file:line (function)` for a frame; `file (function)` where the line is not known.
+
+    The function of a node of autograd is the node's name: `MmBackward0`.
+    """
+    node = None if frame.is_python else _NODE.search(frame.function)
+    return f"{frame.place} ({node[1] if node else frame.function})"
 
 
 def frame_of_line(key: str) -> Frame | None:

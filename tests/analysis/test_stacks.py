@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tb_memplugin.analysis.lines import line_table
-from tb_memplugin.analysis.source_lines import is_user_code, leading_frame
+from tb_memplugin.analysis.source_lines import is_user_code, leading_frame, line_key
 from tb_memplugin.analysis.stacks import flame, stack_table
 from tb_memplugin.trace import TensorMetadata
 from tests.recorded_program import program
@@ -133,3 +133,9 @@ def test_a_stack_of_cpp_goes_by_the_first_frame_that_not_every_stack_ends_in():
     assert leading_frame(native[:2]) == native[0]
     node = "torch::autograd::generated::MmBackward0::apply(std::vector<at::Tensor>&&) ??:0"
     assert leading_frame((*native[:5], node, native[5])) == node
+
+
+def test_the_line_of_a_node_of_autograd_has_its_name() -> None:
+    node = "torch::autograd::generated::MmBackward0::apply(std::vector<at::Tensor>&&)"
+    assert line_key(f"{node} ??:0") == "??:0 (MmBackward0)"
+    assert line_key("MmBackward0::apply model.py:7") == "model.py:7 (MmBackward0::apply)"
