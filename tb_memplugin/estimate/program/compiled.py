@@ -88,10 +88,12 @@ class _Flex(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Any:
-        """Return the result, and the log-sum-exp of each row in float32."""
+        """Return the result, laid out like the query, and the log-sum-exp of each row in float32."""
         ctx.set_materialize_grads(False)
-        out = query.new_empty((*query.shape[:-1], value.shape[-1]))
         lse = query.new_empty(query.shape[:-1], dtype=torch.float32)
+        shape = (*query.shape[:-1], value.shape[-1])
+        order = [*sorted(range(query.dim() - 1), key=query.stride, reverse=True), query.dim() - 1]
+        out = torch.empty_permuted(shape, order, dtype=query.dtype, device=query.device)
         ctx.save_for_backward(query, key, value, out, lse)
         return out, lse
 

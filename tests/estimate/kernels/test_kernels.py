@@ -210,6 +210,16 @@ def test_packed_sequences_of_unknown_lengths_are_refused_by_name() -> None:
         estimated(lambda: packed(lengths * torch.randint(1, 2, (2,), device="cuda").cpu()))
 
 
+def test_flex_attention_lays_its_result_out_like_the_query() -> None:
+    def run() -> None:
+        query, key, value = torch.zeros(2, 64, 3, 4, 16, device="cuda").permute(2, 0, 3, 1, 4)
+        result = flex.flex_attention(query, key, value)
+        assert result.shape == (2, 4, 64, 16)
+        assert result.transpose(1, 2).is_contiguous()  # so that merging the heads copies nothing
+
+    estimated(run)
+
+
 def test_flex_attention_never_holds_the_scores() -> None:
     """8 heads of 1024 x 64 float32 are 2 MiB for each tensor; the scores would take 32 MiB."""
 
@@ -219,7 +229,8 @@ def test_flex_attention_never_holds_the_scores() -> None:
 
     done = estimated(run)
     assert done.get_max_memory_allocated()[0] < 12 * MIB
-    assert sizes(done, "new_empty") == [2 * MIB, 8 * 1024 * 4]
+    assert sizes(done, "new_empty") == [8 * 1024 * 4]
+    assert sizes(done, "empty_permuted") == [2 * MIB]
     assert any("flex_attention" in note for note in done.estimate().notes)
 
 
