@@ -278,9 +278,12 @@ def resident_memory() -> ResidentMemory:
     Raises:
         MemPluginError: neither is available.
     """
-    with suppress(OSError):
-        if len(_FIELDS.findall(_read(_STATUS))) == 2:
-            return ResidentMemory(_from_linux, _reset_on_linux)
+    try:
+        is_linux = len(_FIELDS.findall(_read(_STATUS))) == 2
+    except OSError as error:
+        is_linux = not isinstance(error, FileNotFoundError)  # for the moment it cannot be read
+    if is_linux:
+        return ResidentMemory(_from_linux, _reset_on_linux)
     try:
         import psutil  # type: ignore[import-untyped,unused-ignore]  # optional
 

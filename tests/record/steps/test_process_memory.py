@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
 import sys
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -140,6 +142,15 @@ def test_where_psutil_cannot_read_the_process_the_error_says_what_to_do(monkeypa
     monkeypatch.setitem(sys.modules, "psutil", SimpleNamespace(Process=without_proc))
     with pytest.raises(MemPluginError, match="mount /proc"):
         resident_memory.__wrapped__()
+
+
+@on_linux
+def test_where_a_file_cannot_be_opened_for_the_moment_the_memory_can_be_read_later(monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(counters, "_read", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+        memory = resident_memory.__wrapped__()
+    assert memory.peaks is not None
+    assert 0 < memory.read()[0] <= memory.read()[1]
 
 
 SCRIPT_OF_BLOCKS = """
