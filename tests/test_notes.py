@@ -54,6 +54,7 @@ WITHOUT_BYTES = {
     "The profile has several steps {}": STEPS,
     "{} {} written twice, after an error of the file system.": STEPS,
     "The profile has no steps": STEPS,
+    "Step {} did not end": STEPS,
     "The trace has no steps": STEPS,
     "{}: the snapshot tells no times": "only times are missing; the bytes after each entry are exact",
     "The snapshot is empty": "there is no memory in it",
