@@ -99,8 +99,9 @@ def by_lifetime(born: Born, phases: Spans, operators: Sequence[str], *, knows_op
     - allocated in an optimizer step: temporary if it is freed by the end of the step, including closures
       that the step calls; else optimizer state, or unknown if optimizer state is identified by pointer;
     - allocated elsewhere: temporary if it is freed before the next phase; input if it is alive when a
-      forward of the same step begins, and freed at most `MOST_STEPS` steps later; else unknown. Here a step
-      ends with an optimizer's step or, if there is none in the window, with a forward.
+      forward of the same step begins, and freed at most `MOST_STEPS` steps later; else unknown. What is never
+      freed is as others of its operator and size were. Here a step ends with an optimizer's step or, if there
+      is none in the window, with a forward.
 
     Args:
         phases: the time ranges of the phases, in time order.
@@ -118,15 +119,21 @@ def by_lifetime(born: Born, phases: Spans, operators: Sequence[str], *, knows_op
     left = Reason.NOT_IN_STATE if knows_optimizer else Reason.OUTLIVES_STEP
     reason[optimizer] = np.where(outlives[optimizer], left, Reason.FREED_IN_STEP)
     other = np.flatnonzero(born.phase == Phase.OTHER)
-    reason[other] = _between_phases(born.time_ns[other], born.freed_ns[other], outlives[other], phases)
+    kind = np.array((born.device[other], born.bytes[other], born.operator[other]), np.int64)
+    reason[other] = _between_phases(born.time_ns[other], born.freed_ns[other], outlives[other], kind, phases)
     communication = np.array([name.startswith(COMMUNICATION_PREFIXES) for name in (*operators, "")], bool)
     reason[communication[born.operator]] = Reason.COMMUNICATION_OPERATOR
     reason[(born.operator_end_ns > 0) & (born.freed_ns <= born.operator_end_ns)] = Reason.FREED_IN_OPERATOR
     return Judged(_CATEGORY_OF[reason], reason)
 
 
-def _between_phases(time_ns: Int64, freed_ns: Int64, outlives: Bool, phases: Spans) -> UInt8:
-    """Return the reasons for blocks that were allocated in no phase. `outlives`: up to the next one."""
+def _between_phases(time_ns: Int64, freed_ns: Int64, outlives: Bool, kind: Int64, phases: Spans) -> UInt8:
+    """Return the reasons for blocks that were allocated in no phase.
+
+    Args:
+        outlives: whether they are alive up to the next phase.
+        kind: what is alike of blocks that come again: a column for each block.
+    """
     reason = np.full(len(time_ns), Reason.NO_RULE, np.uint8)
     starts, ends = phases.start_ns[phases.phase == Phase.FORWARD], _step_ends(phases)
     step = np.searchsorted(ends, time_ns, side="right")
@@ -137,6 +144,11 @@ def _between_phases(time_ns: Int64, freed_ns: Int64, outlives: Bool, phases: Spa
     reason[enters] = np.where(later[enters] <= MOST_STEPS, Reason.ALIVE_IN_FORWARD, Reason.KEPT)
     reason[~enters & (freed_ns > upcoming)] = Reason.KEPT
     reason[~outlives] = Reason.FREED_BEFORE_PHASE
+    number = np.unique(kind, axis=1, return_inverse=True)[1].reshape(-1)
+    is_data, is_freed = reason == Reason.ALIVE_IN_FORWARD, freed_ns <= ends.max(initial=0)
+    others_stay = np.isin(number, number[reason == Reason.KEPT])
+    others_stay &= ~np.isin(number, number[is_data & is_freed])
+    reason[is_data & ~is_freed & others_stay] = Reason.KEPT
     return reason
 
 

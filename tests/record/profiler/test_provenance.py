@@ -66,6 +66,23 @@ def sizes(trace, category):
 
 
 @pytest.mark.parametrize("record", [profiled, traced], ids=["handler", "tracer"])
+def test_what_a_list_keeps_is_no_input_in_the_last_steps_either(record):
+    kept = []
+
+    def loop(model):
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(6):
+            x, target = torch.randn(2, 20), torch.randn(2, 5)
+            kept.append(torch.randn(3, 5))
+            (model(x) - target).square().mean().backward()
+            optimizer.step()
+
+    trace = record(nn.Linear(20, 5), loop)
+    assert sizes(trace, Category.UNKNOWN).count(60) == 6
+    assert sizes(trace, Category.INPUT) == [160, 40] * 6
+
+
+@pytest.mark.parametrize("record", [profiled, traced], ids=["handler", "tracer"])
 def test_keys_and_values_of_a_loop_by_hand_are_caches(record):
     trace = record(Attention().eval(), generate)
     lengths = [4 + call for call in range(1, CALLS)]
