@@ -100,18 +100,21 @@ def _ranks(rules: dict[str, str], texts: list[str]) -> dict[str, int]:
     if not rules or not texts:
         return dict.fromkeys(texts, len(rules))
     frames = [read_frame(text) for text in texts]
-    first = first_matches([*rules.values()], [[frame.function, frame.file] for frame in frames], "rules")
+    named = [f"Rule {name[:80]!r}" for name in rules]
+    functions = [[frame.function, frame.file] for frame in frames]
+    first = first_matches([*rules.values()], functions, "rules", named)
     return dict(zip(texts, first, strict=True))
 
 
 def first_matches(
-    patterns: Sequence[str], texts: Sequence[Sequence[str]], where: str, flags: int = 0
+    patterns: Sequence[str], texts: Sequence[Sequence[str]], where: str, named: Sequence[str], flags: int = 0
 ) -> list[int]:
     """Return for each group of texts the first pattern that is found in one of them; else their number.
 
     Args:
         texts: groups of texts.
         where: the parameter that has the patterns, which errors name.
+        named: what errors call each pattern.
         flags: of `re.compile`.
 
     Raises:
@@ -142,7 +145,7 @@ def first_matches(
     answer = json.loads(done.stdout)
     if "why" in answer:
         raise MemPluginError(
-            f"{patterns[answer['invalid']][:80]!r} is not a regular expression: {answer['why']}.",
+            f"{named[answer['invalid']]} is not a valid regular expression: {answer['why']}.",
             where=where,
             fix=PATTERN_FIX,
         )

@@ -221,7 +221,7 @@ def test_search_pattern_and_order_are_in_the_address(tab):
     tab("fleet-order-peak").click()
     expect(tab("fleet-row").first).to_have_attribute("data-key", "sweep/6")
     tab("fleet-search").fill("(")
-    expect(tab("pattern-refused")).to_contain_text("is not a regular expression")
+    expect(tab("pattern-refused")).to_contain_text("is not a valid regular expression")
     tab.wrong = [told for told in tab.wrong if "status of 400" not in told]
     tab("fleet-search").fill("^sweep/1")
     expect(tab("fleet-count")).to_have_text("11 of 50 runs")

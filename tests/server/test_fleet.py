@@ -143,7 +143,7 @@ def test_a_pattern_searches_runs_ranks_and_lines_and_a_filter_what_tensorboard_c
 def test_a_pattern_that_is_none_is_refused(tab, pattern):
     status, error = tab.refused("fleet", pattern=pattern)
     assert (status, error["where"]) == (400, "pattern")
-    assert "is not a regular expression" in error["what"]
+    assert "is not a valid regular expression" in error["what"]
 
 
 def test_a_pattern_that_never_ends_ends(tab, tmp_path, monkeypatch):

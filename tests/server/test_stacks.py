@@ -203,7 +203,7 @@ def test_rules_in_their_order_and_last_what_none_matches(tab):
 @pytest.mark.parametrize(
     ("rules", "what"),
     [
-        ("mlp=(", "'('"),
+        ("mlp=(", "'mlp'"),
         ("not a rule at all", "not a rule"),
         ("=x", "not a rule"),
         ("a=x\na=y", "twice"),

@@ -203,5 +203,5 @@ def _matching(
     Raises:
         MemPluginError: the pattern is invalid, or the search takes too long.
     """
-    first = first_matches([pattern], texts, name, re.IGNORECASE)
+    first = first_matches([pattern], texts, name, [repr(pattern[:80])], re.IGNORECASE)
     return [row for row, match in zip(rows, first, strict=True) if match == 0]
