@@ -32,6 +32,9 @@ MOST_SUMMARY_BYTES = 64 << 20
 SUMMARY_OF_ANY_BLOB, SUMMARY_PER_BYTE = 4 << 20, 100
 """The largest decompressed size: at all, of a small blob, and per byte of the blob. More is an attack."""
 
+MOST_DEVICES = 1024
+"""More than torch can number, of all its types that have an allocator. More in a step is an attack."""
+
 FIRST_CATEGORIES = 12
 """How many categories the first version had."""
 
@@ -143,8 +146,11 @@ def check_figures(metadata: StepMetadata) -> None:
     """Refuse figures of a step that no step has.
 
     Raises:
-        ValueError: the peak is not the highest, more stayed than was allocated, or a figure is negative.
+        ValueError: the peak is not the highest, more stayed than was allocated, a figure is negative, or there
+            are more than `MOST_DEVICES`.
     """
+    if len(metadata.devices) > MOST_DEVICES:
+        raise ValueError(f"it has {len(metadata.devices):,} devices")
     for device in metadata.devices:
         stats = device.stats
         alive = (stats.entry_bytes, stats.end_bytes)

@@ -243,6 +243,13 @@ def test_figures_that_no_step_has_are_refused(field, value, message):
         read_metadata(described.SerializeToString())
 
 
+def test_a_step_of_more_devices_than_there_can_be_is_refused():
+    described = WindowSummaries(TWO_STEPS, WINDOW).metadata(0)
+    described.devices.extend([described.devices[0]] * 1024)
+    with pytest.raises(UnreadableFileError, match="1,025 devices"):
+        read_metadata(described.SerializeToString())
+
+
 def test_a_small_blob_that_claims_to_unpack_to_much_is_refused():
     summary = StepSummary(source=" " * (5 << 20))
     with pytest.raises(UnreadableFileError, match="impossible size"):
