@@ -146,8 +146,8 @@ def check_figures(metadata: StepMetadata) -> None:
     """Refuse figures of a step that no step has.
 
     Raises:
-        ValueError: the peak is not the highest, more stayed than was allocated, a figure is negative, or there
-            are more than `MOST_DEVICES`.
+        ValueError: the peak is not the highest, more stayed than was allocated, a figure is negative, or
+            there are more devices than `MOST_DEVICES`.
     """
     if len(metadata.devices) > MOST_DEVICES:
         raise ValueError(f"it has {len(metadata.devices):,} devices")
