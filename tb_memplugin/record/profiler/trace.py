@@ -85,7 +85,7 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
     on_steps: list[Note] = []
     steps = _steps(tree, window, number, on_steps)
     if has_steps:
-        steps = _without_rest(steps, tree, prof.step_num, memory, on_steps)
+        steps = _without_rest(steps, tree, prof, memory, on_steps)
     threads, roots = (lambda: forward_threads(results.events())), results.experimental_event_tree
     attribution = attribute(tree, memory, window, logged, steps, threads, roots)
     devices, labels = _all_devices(memory, window), Names()
@@ -232,17 +232,21 @@ def _steps(tree: ProfilerTree, window: Window, number: int, notes: list[Note]) -
 
 
 def _without_rest(
-    steps: tuple[Step, ...], tree: ProfilerTree, next_step: int, memory: MemoryEvents, notes: list[Note]
+    steps: tuple[Step, ...],
+    tree: ProfilerTree,
+    prof: torch.profiler.profile,
+    memory: MemoryEvents,
+    notes: list[Note],
 ) -> tuple[Step, ...]:
-    """Return steps without a last one that did not end and allocated nothing; a note tells of one that did.
+    """Return steps without a last one that `profile.step` began and nothing followed.
 
-    Args:
-        next_step: what `profile.step` has begun: the last step's number, if the profile stopped within it.
+    A note tells of another that did not end: its number is the profile's, which counts at each end.
     """
     last, (name, _, _) = steps[-1], max(tree.ranges[Role.STEP], key=itemgetter(1))
-    if name != f"{STEP_PREFIX}{next_step}":
+    if name != f"{STEP_PREFIX}{prof.step_num}":
         return steps
-    if len(steps) > 1 and not (memory.bytes[memory.time_ns >= last.start_ns] > 0).any():
+    began_by_itself = prof.record_steps and len(steps) > 1
+    if began_by_itself and not (memory.bytes[memory.time_ns >= last.start_ns] > 0).any():
         return steps[:-1]
     notes.append(
         Note(
