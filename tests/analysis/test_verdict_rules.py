@@ -780,6 +780,17 @@ def test_the_output_of_a_layer_is_alive_while_the_next_of_its_class_runs() -> No
     assert "No result of an earlier forward" in why(history, "previous_result")
 
 
+def test_the_lines_of_the_next_layer_are_no_next_forward() -> None:
+    """Each of three layers returns 400 beside its own 400 and 600, by a line that made the 400, too."""
+    each = (
+        *("alloc 400 n# module=l# phase=forward", "alloc 600 u# module=l#.up phase=forward"),
+        *("alloc 400 x# module=l# phase=forward", "free u#", "free n#"),
+    )
+    stacks = ("forward net.py:3",), ("forward net.py:5",), ("forward net.py:3",)
+    history = stacked(trace(*layers(*each, count=3)), *stacks)
+    assert "No result of an earlier forward" in why(history, "previous_result")
+
+
 def test_results_that_outlive_their_backward_pile_up() -> None:
     """Three of 400, with 100 that each backward frees and its 5; the last of 400 is needed."""
     each = (

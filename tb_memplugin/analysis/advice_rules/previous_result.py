@@ -59,7 +59,7 @@ def previous_result(judged: Judged) -> Result:
     may_be_result = freed_outside | ~freed_by_python(trace, blocks)  # modules free what they keep themselves
     bound = bound[(_once_a_forward(recorded, forward) & may_be_result)[bound]]
     tried = (
-        (bound, _next_forwards(blocks, np.flatnonzero(forward).astype(np.int64), bound)),
+        (bound, _next_forwards(blocks, recorded, np.flatnonzero(forward).astype(np.int64), bound)),
         *_piled_up(judged, forward, may_be_result, freed_outside),
     )
     kept, begun = max(
@@ -178,9 +178,9 @@ def _once_a_forward(kind: Int64, forward: Bool) -> Bool:
     return once
 
 
-def _next_forwards(blocks: StepBlocks, forward: Int64, rows: Int64) -> Int64:
-    """Return the first event after each birth at which forward repeats itself, else one after the free."""
-    _, first_of_kind, kind = np.unique(blocks.kinds[forward], return_index=True, return_inverse=True)
+def _next_forwards(blocks: StepBlocks, kinds: Int64, forward: Int64, rows: Int64) -> Int64:
+    """Return the first event after each birth at which a kind of forward repeats, else one after the free."""
+    _, first_of_kind, kind = np.unique(kinds[forward], return_index=True, return_inverse=True)
     born, first = blocks.born[forward], blocks.born[forward][first_of_kind][kind]
     begun: Int64 = blocks.freed[rows] + 1
     for number, birth in enumerate(blocks.born[rows].tolist()):
