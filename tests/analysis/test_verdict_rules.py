@@ -780,6 +780,33 @@ def test_the_output_of_a_layer_is_alive_while_the_next_of_its_class_runs() -> No
     assert "No result of an earlier forward" in why(history, "previous_result")
 
 
+def hooked(*, layers_: int = 3, sites: int = 4, forwards: int = 3) -> MemoryTrace:
+    """Forwards of layers that allocate 100 in each of some lines; hooks free the old 100 for the new one."""
+    lines: list[str] = []
+    for forward in range(forwards):
+        for number in range(layers_ * sites):
+            lines.append(f"alloc 100 a{forward}.{number} phase=forward")
+            lines += [f"free a{forward - 1}.{number}"] if forward else []
+    return stacked(trace("start 50 w", *lines), *((f"forward net.py:{line}",) for line in range(sites)))
+
+
+def test_hooks_that_store_outputs_keep_them_until_the_next_forward() -> None:
+    """12 of 100 and a new one, beside 50. Freed when the third after each is born, three are left."""
+    finding = found(hooked(), "previous_result")
+    assert (finding.bytes, finding.of_bytes) == (1000, 1350)
+    assert "Remove forward hooks" in finding.what_to_do
+
+
+def test_states_are_kept_by_no_hook() -> None:
+    """Two of each layer: the next forward reads them."""
+    assert "No result of an earlier forward" in why(hooked(sites=2), "previous_result")
+
+
+def test_variables_of_a_loop_over_layers_are_kept_by_no_hook() -> None:
+    """Four of 100, each until the next of its line; only that of the last line may be a result."""
+    assert found(hooked(layers_=1), "previous_result").bytes == 100
+
+
 def test_the_lines_of_the_next_layer_are_no_next_forward() -> None:
     """Each of three layers returns 400 beside its own 400 and 600, by a line that made the 400, too."""
     each = (

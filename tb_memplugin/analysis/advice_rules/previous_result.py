@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from tb_memplugin.analysis.autograd_graphs import (
+    FEWEST_SITES,
+    LEAST_KEPT,
     MOST_OF_TWO,
     NO_MORE,
     Backwards,
@@ -22,7 +24,7 @@ from tb_memplugin.analysis.block_origins import (
     window_blocks,
 )
 from tb_memplugin.analysis.findings import Result
-from tb_memplugin.trace import MemoryTrace, Phase
+from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.kinds import NOT_DATA
 from tb_memplugin.trace.tables import Bool, Int64
 
@@ -34,6 +36,9 @@ FEWEST, LEAST_OF_KIND = 3, 0.01
 
 MOST_FORWARDS = 2
 """A cache serves more than so many times what runs between the births of two results."""
+
+BEHIND = 3
+"""Without a hook that keeps it, an output counts as freed when so many further ones have been allocated."""
 
 MOST_TRIED = 2_000
 """So many blocks of forward after a birth are searched for one that repeats."""
@@ -61,6 +66,7 @@ def previous_result(judged: Judged) -> Result:
     tried = (
         (bound, _next_forwards(blocks, recorded, np.flatnonzero(forward).astype(np.int64), bound)),
         *_piled_up(judged, forward, may_be_result, freed_outside),
+        _overwritten(judged),
     )
     kept, begun = max(
         tried, key=lambda both: step.saved(blocks.bytes[both[0]], both[1], blocks.freed[both[0]])
@@ -73,7 +79,7 @@ def previous_result(judged: Judged) -> Result:
         "No result of an earlier forward raises the peak",
         "Delete the result (del output), move it to the CPU, or leave the function that holds it before the "
         "next forward. If only the last token's logits are used, compute no others, and return no hidden "
-        "states that nobody uses.",
+        "states that nobody uses. Remove forward hooks that store outputs once these are read.",
         gone=begun - 1,
     )
 
@@ -89,6 +95,61 @@ def _bound_again(trace: MemoryTrace, blocks: StepBlocks, kind: Int64) -> Int64:
     third = np.append(second[1:], second[-1:])
     again &= (kind[third] != kind[second]) | (third == second) | (blocks.freed[first] < blocks.born[third])
     return np.sort(first[again]).astype(np.int64)
+
+
+def _overwritten(judged: Judged) -> tuple[Int64, Int64]:
+    """Return what modules keep until they run again (indices), and the event until which it is needed.
+
+    Hooks that store outputs by the module's name do that: each is freed soon after so many more of its kind
+    are born as a forward has. One more is what a loop over layers keeps in a variable, so most must outlive
+    several, or the step before. Of few sites they are states, which the next forward reads. Without hooks
+    they are needed until their backward ends or, without one, until `BEHIND` others are born.
+    """
+    trace, blocks, window = judged.trace, judged.blocks, judged.result(_window)
+    kept = np.isin(blocks.rows, window.rows[_is_overwritten(trace, window)])
+    born, size = (
+        np.append(blocks.born[kept], np.full(BEHIND, NO_MORE)),
+        np.append(blocks.bytes[kept], [0] * BEHIND),
+    )
+    earlier = (blocks.born < 0) & (trace.allocations.category[blocks.rows] == Category.UNKNOWN) & kept.any()
+    last = np.searchsorted(born, blocks.freed[earlier, None]) - np.arange(1, SOON + 1)
+    is_soon = (last >= 0) & (blocks.freed[earlier, None] - born[last] <= SOON)
+    kept[earlier] = (is_soon & (size[last] == blocks.bytes[earlier, None])).any(1)
+    chosen = np.flatnonzero(kept).astype(np.int64)
+    passes = Backwards.of(trace, judged.device)
+    ends = np.append(passes.last, NO_MORE)[np.searchsorted(passes.first, blocks.born[chosen])]
+    behind = born[np.searchsorted(born, blocks.born[chosen]) + BEHIND]
+    needed = np.where(blocks.born[chosen] < 0, -1, np.where(ends < NO_MORE, ends, behind))
+    return chosen, np.minimum(needed, blocks.freed[chosen]) + 1
+
+
+def _window(judged: Judged) -> StepBlocks:
+    return judged.blocks if len(judged.trace.steps) == 1 else window_blocks(judged.trace, judged.device)
+
+
+def _is_overwritten(trace: MemoryTrace, window: StepBlocks) -> Bool:
+    """Return the mask of the blocks of a window that hooks keep until their module runs again."""
+    category, phase = (
+        column[window.rows] for column in (trace.allocations.category, trace.allocations.phase)
+    )
+    data = (phase == Phase.FORWARD) & (window.born >= 0) & ~np.isin(category, NOT_DATA)
+    steps = np.array([trace.step_events(row)[0] for row in range(len(trace.steps))])
+    rows = np.flatnonzero(data)
+    rows = rows[np.argsort(window.kinds[rows], kind="stable")]
+    kept, outlives = np.zeros(len(data), bool), np.zeros(len(data), bool)
+    for alike in np.split(rows, np.flatnonzero(np.diff(window.kinds[rows])) + 1):
+        born, freed = window.born[alike], window.freed[alike]
+        later = int(np.searchsorted(born, freed[:1]).sum()) - 1
+        end = np.append(born[later:], np.full(later, born[-1]))[: len(born)] if later > 0 else freed
+        late = freed - end
+        if 0 < later < len(alike) and late.min() > 0 and late[: len(born) - later].max() <= SOON:
+            kept[alike] = True
+            in_step, freed_in = (np.searchsorted(steps, events, "right") for events in (born, freed))
+            outlives[alike] = (later > 1) | (in_step < freed_in)
+    is_hook = len(np.unique(window.sites[kept])) >= FEWEST_SITES
+    is_hook &= bool(window.bytes[outlives].sum() > window.bytes[kept].sum() / 2)
+    is_hook &= bool(window.bytes[kept].sum() >= LEAST_KEPT * window.bytes[data].sum())
+    return kept & is_hook
 
 
 def _piled_up(
@@ -109,7 +170,7 @@ def _piled_up(
     unused &= ~np.isin(phase, (Phase.BACKWARD, Phase.OPTIMIZER)) & may_be_result
     outside = blocks.of(is_outside)
     of_module = np.unique(blocks.kinds, return_inverse=True)[1] * len(is_module) + module + 1
-    window = blocks if len(trace.steps) == 1 else window_blocks(trace, judged.device)
+    window = judged.result(_window)
     runs = (trace.allocations.phase[window.rows] == Phase.FORWARD) & (window.born >= 0)
     calls = window.born[runs & ~window.of(is_outside)]
     yield _pile(blocks, unused & forward & (is_module[module] | outside), of_module, window.born[runs])
