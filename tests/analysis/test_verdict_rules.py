@@ -379,6 +379,44 @@ def test_the_backward_of_modules_below_all_that_are_trained_counts_too() -> None
     assert (finding.bytes, finding.of_bytes) == (60 + 30, 60 + 20 + 10 + 100 + 30)
 
 
+def with_reference(*, hands_on: bool = False) -> MemoryTrace:
+    """Three passes of a policy (2 x 100, a gradient of 5) and a reference (6 x 100, one of 7 that stays).
+
+    The reference's backward runs first, from 20 to 20, and hands these on to the policy's or does not.
+    """
+    lines: list[str] = []
+    for number in range(3):
+        given = ["free s# phase=backward", "alloc 20 u# phase=backward"]
+        each = (
+            *(f"alloc 100 p{layer}# phase=forward" for layer in range(2)),
+            *(f"alloc 100 r{layer}# phase=forward" for layer in range(6)),
+            *("alloc 20 t# phase=backward", *(f"free r{layer}# phase=backward" for layer in (5, 4, 3, 2, 1))),
+            *("alloc 20 s# phase=backward", "free t# phase=backward", "free r0# phase=backward"),
+            "alloc 7 v# phase=backward category=gradient module=reference",
+            *(["free v#"] if number else []),
+            *(reversed(given) if hands_on else given),
+            *("free p1# phase=backward", "alloc 5 g# phase=backward category=gradient module=policy"),
+            *("free p0# phase=backward", "free u# phase=backward", "free g#"),
+        )
+        lines += [line.replace("#", f".{number}") for line in each]
+    rows = [{"p": 0, "r": 1}.get(line.split()[-2 if "=" in line.split()[-1] else -1][0], 2) for line in lines]
+    history = trace(*lines)
+    stacks = [("forward net.py:3", CALL_OF_MODULE, f"step train.py:{row}") for row in range(2)]
+    events = replace(history.events, stack=np.array(rows, np.int32))
+    return replace(history, events=events, stacks=(*stacks, ("step train.py:9",)))
+
+
+def test_a_reference_that_is_not_frozen_needs_no_graph() -> None:
+    """7 + 200 + 600 + 20. Without a graph, two of the reference's are alive at a time: 200 + 200."""
+    finding = found(with_reference(), "unused_gradients")
+    assert (finding.bytes, finding.of_bytes) == (827 - 400, 827)
+
+
+def test_a_model_that_hands_gradients_to_one_that_is_trained_needs_its_graph() -> None:
+    """As features in a loss, not frozen: only the gradient of 7 is not needed."""
+    assert "by only 7 B" in why(with_reference(hands_on=True), "unused_gradients")
+
+
 def generator_and_critic(*, detached: bool) -> MemoryTrace:
     """Four turns of a critic (a gradient of 20) and its generator (40), each with an optimizer of its own.
 
@@ -743,6 +781,17 @@ def test_layers_of_a_library_that_one_line_calls_are_a_graph() -> None:
     stacks = ((f"forward torch/nn/modules/{line}", CALL_OF_MODULE, "evaluate eval.py:3") for line in lines)
     finding = found(stacked(history, *stacks), "unused_graph")
     assert (finding.bytes, finding.of_bytes) == (320, 560)
+
+
+def test_what_a_loss_reads_of_a_graph_is_needed() -> None:
+    """The same beside a difference of 100, as to the last of the features: that and the last four are left."""
+    each = [f"alloc {size} a{size}# phase=forward" for size in (100, 80, 60, 40)]
+    frees = layers(*(f"free a{size}#" for size in (100, 80, 60, 40)), count=2)
+    history = trace(*layers(*each, count=2), "alloc 100 d phase=forward", *frees)
+    lines = ("linear.py:5", "normalization.py:6", "activation.py:7", "dropout.py:8")
+    inside = [(f"forward torch/nn/modules/{line}", CALL_OF_MODULE, "evaluate eval.py:3") for line in lines]
+    finding = found(stacked(history, *inside * 2, ("evaluate eval.py:4",)), "unused_graph")
+    assert (finding.bytes, finding.of_bytes) == (660 - 380, 660)
 
 
 def test_results_that_a_list_keeps_pile_up() -> None:

@@ -14,11 +14,15 @@ from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, R
 from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.units import counted, size_text
 from tb_memplugin.trace import Category, MemoryTrace, Phase
+from tb_memplugin.trace.frames import MODULE_CALL, read_frame
 from tb_memplugin.trace.kinds import NOT_DATA
 from tb_memplugin.trace.tables import Int64, module_text
 
 LEAST_SHARE = 0.05
 """Least share of the peak that must be gone without the gradients for a finding."""
+
+SOON = 16
+"""What a node needs is freed within so many events of its own blocks."""
 
 BEHIND = 2
 """Without a graph, an activation counts as freed when so many further ones have been allocated."""
@@ -152,12 +156,75 @@ def _window(judged: Judged) -> StepBlocks:
     return judged.blocks if len(judged.trace.steps) == 1 else window_blocks(judged.trace, judged.device)
 
 
-def _kinds(judged: Judged) -> Int64:
-    """Return `StepBlocks.kinds` of each allocation of the trace, -1 for those of other devices."""
+def _calls(judged: Judged) -> Int64:
+    """Return a number for each allocation of the trace, the same for those of one line that calls a model.
+
+    0 stands for no such line, and for other devices.
+    """
     window = judged.result(_window)
-    kinds = np.full(len(judged.trace.allocations.born), -1)
-    kinds[window.rows] = window.kinds
+    numbers: dict[tuple[str, ...], int] = {(): 0}
+    of_origin = [
+        numbers.setdefault(_root_call(judged.trace.stack(origin.stack)), len(numbers))
+        for origin in window.origins
+    ]
+    calls = np.zeros(len(judged.trace.allocations.born), np.int64)
+    calls[window.rows] = np.array(of_origin, np.int64)[window.origin]
+    return calls
+
+
+def _kinds(judged: Judged) -> Int64:
+    """Return a number for each allocation of the trace, the same for those of one size, site and call.
+
+    Two models of one class have the same sites; the lines that call them differ. Other devices have -1.
+    """
+    window, calls = judged.result(_window), judged.result(_calls)
+    kinds = np.full(len(calls), -1)
+    kinds[window.rows] = window.kinds * (int(calls.max(initial=0)) + 1) + calls[window.rows]
     return kinds
+
+
+def _apart(judged: Judged, rows: Int64, behind: Int64, kept: Int64, begin: int) -> tuple[Int64, Int64]:
+    """Return blocks (rows) of models whose backward ends before that of a trained one begins, since when.
+
+    Such a model, as the reference of a preference loss, has gradients of `kept`'s sizes, and hands none on:
+    once its last block is freed, nothing that its backward allocated is alive, or was added to an older block
+    that is needed next.
+
+    Args:
+        rows, behind, kept: what forward keeps and backward frees, what backward allocates, unused gradients.
+        begin: the birth of the first gradient that is used.
+    """
+    blocks, calls = judged.trace.allocations, judged.result(_calls)[rows]
+    born, freed, size = blocks.born[behind], blocks.freed[behind], blocks.bytes[behind]
+    is_late = blocks.freed[rows] >= begin
+    chosen, gone = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for call in np.setdiff1d(calls, [0, *calls[is_late]]).tolist():
+        own, others = rows[calls == call], blocks.freed[rows[(calls != call) & (calls > 0)]]
+        since, until = int(blocks.freed[own].min()), int(blocks.freed[own].max())
+        end = int(others[others > until].min(initial=begin))
+        in_own = (born >= since) & (born < end)
+        is_gradient = np.isin(size, blocks.bytes[kept])  # it may wait for those of other calls of the model
+        flows = in_own & ~is_gradient & (freed > until)
+        ends = np.sort(np.append(freed[flows & (freed < end)], until))
+        quiet = ends[[not (flows & (born <= event) & (freed > event)).any() for event in ends.tolist()]]
+        if not len(quiet) or not (in_own & is_gradient).any():
+            continue
+        older = (born < since) & (freed > quiet[0]) & (freed <= end + SOON)
+        if np.isin(size[flows & (born < quiet[0])], size[older]).any():
+            continue
+        used_up = (in_own & (born < quiet[0])) | ((born < since) & (freed > since) & (freed <= quiet[0]))
+        behind_it = np.append(blocks.born[own[BEHIND:]], blocks.born[own[-1:]])
+        chosen += [own[:-1], behind[used_up]]
+        gone += [behind_it[: len(own) - 1], born[used_up]]
+    return np.concatenate(chosen), np.concatenate(gone)
+
+
+def _root_call(stack: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the Python frames that called the outermost module, () without one."""
+    last = max(
+        (number for number, text in enumerate(stack) if text.startswith(MODULE_CALL)), default=len(stack)
+    )
+    return tuple(text for text in stack[last + 1 :] if read_frame(text).is_python)
 
 
 def _used_until(judged: Judged, backwards: Backwards, gradient: Int64, made_in: Int64) -> Int64:
@@ -213,12 +280,17 @@ def _needless(
     is_data = ~np.isin(blocks.category[start:turn], NOT_DATA) & own[start:turn]
     rows = np.flatnonzero(is_data & (blocks.phase[start:turn] == Phase.FORWARD)) + start
     is_freed = (blocks.freed[rows] >= first) & (blocks.freed[rows] <= last)
-    kind = _kinds(judged)[rows]
+    kind = judged.result(_kinds)[rows]
     is_needed = is_freed & np.isin(kind, kind[is_freed & (blocks.freed[rows] < until)])
     until = int(blocks.freed[rows[is_needed]].max(initial=until))
     after = behind[blocks.born[behind] > until]
     repeated = np.setdiff1d(behind[np.isin(key[behind], key[kept])], used)
     needless = np.union1d(repeated, unused[np.isin(unused, behind)])
+    if not is_earlier.any() and len(used):
+        apart, gone = _apart(judged, rows[is_freed], behind, kept, int(blocks.born[used].min()))
+        if len(apart):
+            new = ~np.isin(apart, needless)
+            return np.append(needless, apart[new]), np.append(blocks.born[needless], gone[new])
     is_run = np.isin(blocks.module[rows], blocks.module[kept]).any() or len(needless)
     if not is_run and not np.isin(blocks.bytes[unused], blocks.bytes[after]).all():
         return needless, blocks.born[needless]

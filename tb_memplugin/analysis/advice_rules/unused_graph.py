@@ -10,6 +10,7 @@ import numpy as np
 from tb_memplugin.analysis.autograd_graphs import (
     Backwards,
     is_mixed,
+    is_outside,
     trains,
     waiting_forwards,
     without_backward,
@@ -75,6 +76,8 @@ def unused_graph(judged: Judged) -> Result:
     key = blocks.kinds if trains(trace, blocks) else blocks.sites  # prompts that grow have other sizes
     graph = np.flatnonzero(np.isin(key, key[graph]) & (blocks.born >= 0) & unused).astype(np.int64)
     needed_until = _needed_by_backward(judged, blocks.born[graph]) if ran else _behind(blocks, graph)
+    is_read = _read_outside(trace, blocks, graph)
+    needed_until[is_read] = blocks.freed[graph[is_read]]
     when = "after their backward" if ran else "for a backward that never runs"
     return judged.avoidable(
         "unused_graph",
@@ -93,6 +96,26 @@ def unused_graph(judged: Judged) -> Result:
 def _behind(blocks: StepBlocks, graph: Int64) -> Int64:
     """Return the event from which each of some blocks (indices) is not needed: `BEHIND` others are there."""
     return np.append(blocks.born[graph[BEHIND:]], blocks.freed[graph[-BEHIND:]])
+
+
+def _read_outside(trace: MemoryTrace, blocks: StepBlocks, graph: Int64) -> Bool:
+    """Return the mask of a graph's blocks (indices) that a loss outside of modules reads, as of features.
+
+    What that allocates in forward while they are alive stands for the last one of its size each.
+    """
+    forward = (trace.allocations.phase[blocks.rows] == Phase.FORWARD) & (blocks.born >= 0)
+    forward[graph] = False
+    is_read = np.zeros(len(graph), bool)
+    forward &= np.isin(blocks.bytes, blocks.bytes[graph])
+    for reader in np.flatnonzero(forward & blocks.of(is_outside)).tolist():
+        born = blocks.born[reader]
+        fits = (
+            (blocks.bytes[graph] == blocks.bytes[reader])
+            & (blocks.born[graph] < born)
+            & (blocks.freed[graph] > born)
+        )
+        is_read[np.flatnonzero(fits & ~is_read)[-1:]] = True
+    return is_read
 
 
 def _needed_by_backward(judged: Judged, born: Int64) -> Int64:
