@@ -702,6 +702,57 @@ def dequantised_weights(device: str, broken: bool) -> Program:
     return Program(step, model, warm_up=0, steps=2)
 
 
+def growing_predictions(device: str, broken: bool) -> Program:
+    """An evaluation appends what it predicts by `cat`, or writes it into a tensor of the final size."""
+    classes, count, batches = size(device, 2048, 256), size(device, 2048, 256), 12
+    model = nn.Sequential(nn.Linear(WIDTH, 256), nn.ReLU(), nn.Linear(256, classes)).to(device)
+
+    @torch.no_grad()
+    def step() -> None:
+        predictions = torch.empty(0 if broken else batches * count, classes, device=device)
+        for at in range(0, batches * count, count):
+            x = torch.rand(count, WIDTH, device=device)
+            if broken:
+                predictions = torch.cat([predictions, model(x)])
+            else:
+                predictions[at : at + count] = model(x)
+
+    return Program(step, model)
+
+
+def stored_outputs(device: str, broken: bool) -> Program:
+    """Hooks store what each module returned until it runs again."""
+    model = Stack(*(Layer() for _ in range(8))).to(device)
+    outputs: dict[nn.Module, Tensor] = {}
+    for module in model.modules() if broken else ():
+        if isinstance(module, Layer | nn.Linear):
+            module.register_forward_hook(lambda own, _, output: outputs.update({own: output.detach()}))
+    x = batch(device, size(device, 32, 2))
+
+    @torch.no_grad()
+    def step() -> None:
+        model(x)
+
+    return Program(step, model, steps=3)
+
+
+def reference_graph(device: str, broken: bool) -> Program:
+    """A loss of preferences whose reference is not frozen, so its backward runs, too."""
+    policy, reference = (Stack(*(Layer() for _ in range(6))).to(device) for _ in range(2))
+    reference.requires_grad_(broken)
+    optimizer = torch.optim.AdamW(policy.parameters(), foreach=False)
+
+    def step() -> None:
+        chosen, rejected = (batch(device, size(device, 16, 4)) for _ in range(2))
+        own = [policy(x).square().mean((1, 2)) for x in (chosen, rejected)]
+        others = [reference(x).square().mean((1, 2)) for x in (chosen, rejected)]
+        F.softplus(own[1] - own[0] + others[0] - others[1]).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Program(step, policy, optimizer, steps=2)
+
+
 PROGRAMS: dict[str, Callable[[str, bool], Program]] = {
     "attention_scores": attention_scores,
     "loss_logits": loss_logits,
@@ -738,6 +789,9 @@ PROGRAMS: dict[str, Callable[[str, bool], Program]] = {
     "evaluation_graph": evaluation_graph,
     "similarities": similarities,
     "dequantised_weights": dequantised_weights,
+    "growing_predictions": growing_predictions,
+    "stored_outputs": stored_outputs,
+    "reference_graph": reference_graph,
 }
 
 
@@ -766,6 +820,9 @@ KINDS = {
     "evaluation_graph": "unused_graph",
     "similarities": "outsized_tensor",
     "dequantised_weights": "parameter_copies",
+    "growing_predictions": "old_copies",
+    "stored_outputs": "previous_result",
+    "reference_graph": "unused_gradients",
 }
 """The rule that finds a fault, where its name is another."""
 

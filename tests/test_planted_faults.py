@@ -52,6 +52,7 @@ NEEDS_STACKS = {
     "evaluation_graph",
     "similarities",
     "dequantised_weights",
+    "reference_graph",
 }
 
 

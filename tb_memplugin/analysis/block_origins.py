@@ -252,7 +252,7 @@ class Judged:
         if saved < max(least_share * self.step.peak_bytes, 1):
             less = f": without {without} the peak would be only {size_text(saved)} lower" if saved else ""
             return Fine(f"{fine}{less}.")
-        at_peak = chosen[blocks.at_peak[chosen] & (since <= self.step.peak_event)]
+        at_peak = np.unique(chosen[blocks.at_peak[chosen] & (since <= self.step.peak_event)])
         lines = line_evidence(self.trace, blocks.rows[at_peak])
         largest = int(blocks.rows[at_peak[np.argmax(blocks.bytes[at_peak])]])
         module = int(self.trace.allocations.module[largest])

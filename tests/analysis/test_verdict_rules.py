@@ -156,6 +156,32 @@ def test_copies_that_grow_are_needed_once() -> None:
     assert "No line replaces" in why(growing(replaced=False), "old_copies")
 
 
+def test_a_tensor_of_the_final_size_is_there_from_the_first_copy_on() -> None:
+    """100 beside the second copy. With the final 140 from the first on, 240 of 270 are left."""
+    lines = [
+        *("alloc 100 c0 operator=aten::cat", "alloc 110 c1 operator=aten::cat", "free c0"),
+        *("alloc 100 t operator=aten::relu", "free t"),
+    ]
+    for number, size in enumerate((120, 130, 140), 2):
+        lines += [f"alloc {size} c{number} operator=aten::cat", f"free c{number - 1}"]
+    finding = found(trace(*lines), "old_copies")
+    assert (finding.bytes, finding.of_bytes) == (30, 270)
+
+
+@pytest.mark.parametrize(("sizes", "is_found"), [((0, 10, 20, 30, 40), True), ((0, 10, 25, 35, 60), False)])
+def test_without_operators_copies_grow_evenly(sizes: tuple[int, ...], is_found: bool) -> None:
+    """A line outside of modules replaces 100 and so much; what it frees before is an operand."""
+    lines: list[str] = []
+    for number, size in enumerate(sizes):
+        lines += [f"alloc 5 x{number}", f"free x{number}", f"alloc {100 + size} c{number}"]
+        lines += [f"free c{number - 1}"] if number else []
+    history = stacked(trace(*lines), ("evaluate eval.py:4",))
+    if is_found:
+        assert (found(history, "old_copies").bytes, found(history, "old_copies").of_bytes) == (270 - 145, 270)
+    else:
+        assert "No line replaces" in why(history, "old_copies")
+
+
 @pytest.mark.parametrize("runs", [True, False])
 def test_copies_in_another_order_after_each_forward_are_needed_once(runs: bool) -> None:
     """Two of 100 beside the two from before: without these, two and the 10 of a forward are left."""
@@ -784,7 +810,7 @@ def test_layers_of_a_library_that_one_line_calls_are_a_graph() -> None:
 
 
 def test_what_a_loss_reads_of_a_graph_is_needed() -> None:
-    """The same beside a difference of 100, as to the last of the features: that and the last four are left."""
+    """The same beside a difference of 100, as to the last of features: that and the last four are left."""
     each = [f"alloc {size} a{size}# phase=forward" for size in (100, 80, 60, 40)]
     frees = layers(*(f"free a{size}#" for size in (100, 80, 60, 40)), count=2)
     history = trace(*layers(*each, count=2), "alloc 100 d phase=forward", *frees)

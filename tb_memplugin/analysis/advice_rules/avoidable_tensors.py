@@ -243,41 +243,61 @@ def old_copies(judged: Judged) -> Result:
     """Find tensors that the same line replaces with copies while they are alive, as torch.cat in a loop.
 
     Copies of one size are matched in their order with those of the next size, or those outside of modules
-    with those after the next forward. The finding's bytes are by how much the highest step's peak falls if
-    each is freed when its successor is born.
+    with those after the next forward. Without operators, a line outside of modules counts if its tensors grow
+    by the same bytes each time. The finding's bytes are by how much the highest step's peak falls if each is
+    freed when its successor is born, and the last one's bytes are there from the first on.
     """
-    blocks = judged.blocks
-    order = _rows(_data(judged) & blocks.of_operators(JOINS | REORDERS))
+    blocks, data = judged.blocks, _data(judged)
+    by_operators = data & blocks.of_operators(JOINS | REORDERS)
+    direct = blocks.of(lambda origin: origin.is_direct and not (origin.in_call or origin.names))
+    order = _rows(by_operators | (data & direct))
     order = order[np.argsort(blocks.sites[order], kind="stable")]
     sites = np.split(order, np.flatnonzero(np.diff(blocks.sites[order])) + 1) if len(order) else ()
-    pairs = [pair for rows in sites for pair in _replaced(blocks, rows)]
-    old, new = np.concatenate((np.empty((2, 0), np.int64), *pairs), axis=1)
+    pairs = [pair for rows in sites for pair in _replaced(blocks, rows, evenly=not by_operators[rows[0]])]
+    old, new, last = np.concatenate((np.empty((3, 0), np.int64), *pairs), axis=1)
+    final = blocks.bytes[last]
     return judged.avoidable(
         "old_copies",
         "problem",
-        old,
+        np.append(old, old),
         "What {name} made is kept until new copies of it are made.",
         "No line replaces tensors with new copies while they are alive",
         "Allocate a tensor of the final size once and write into parts of it, or free each old copy when its "
         "own new one is there.",
-        gone=blocks.born[new],
+        gone=np.append(blocks.born[new], blocks.born[old]),
+        size=np.append(final, blocks.bytes[old] - final),
     )
 
 
-def _replaced(blocks: StepBlocks, rows: Int64) -> Iterator[Int64]:
-    """Yield old copies and their successors of the blocks (indices) of a line; int64, shape (2, n)."""
+def _replaced(blocks: StepBlocks, rows: Int64, *, evenly: bool) -> Iterator[Int64]:
+    """Yield old copies, their successors and last ones of the blocks (indices) of a line: shape (3, n).
+
+    `evenly` says that each must be larger than the one before, by the same bytes. What is freed before a
+    larger one is born, such as an operand, does not count then.
+    """
+    if evenly:
+        born, size = np.append(blocks.born[rows[1:]], -1), np.append(blocks.bytes[rows[1:]], 0)
+        rows = rows[(blocks.freed[rows] > born) | (blocks.bytes[rows] >= size)]
+        if not len(rows):
+            return
     in_call = blocks.of(lambda origin: origin.in_call)
     calls = np.where(in_call[rows], 0, np.cumsum(in_call)[rows])
     by_size = np.split(rows, np.flatnonzero((np.diff(blocks.bytes[rows]) != 0) | (np.diff(calls) != 0)) + 1)
     sizes = blocks.bytes[[copies[0] for copies in by_size]]
     rises = (sizes[1:] >= sizes[:-1]) & (sizes[1:] <= MOST_GROWTH * sizes[:-1])
     rises &= np.array([_is_replaced(blocks, old, new).any() for old, new in pairwise(by_size)], bool)
+    if evenly:
+        growth = np.diff(sizes)
+        same = np.diff(growth) == 0
+        rises &= (growth > 0) & (np.append(same, False) | np.append(False, same))
     ends = [*(np.flatnonzero(~rises) + 1).tolist(), len(sizes)]
     for first, end in zip([0, *ends], ends, strict=False):
         if end - first >= FEWEST_COPIES:
             for old, new in pairwise([_copied(blocks, *by_size[first : first + 2]), *by_size[first:end]]):
                 gone = old[_is_replaced(blocks, old, new)]
-                yield np.stack((gone[: len(new)], new[: len(gone)]))
+                last = by_size[end - 1]
+                count = min(len(gone), len(new), len(last))
+                yield np.stack((gone[:count], new[:count], last[:count]))
 
 
 def _is_replaced(blocks: StepBlocks, old: Int64, new: Int64) -> Bool:

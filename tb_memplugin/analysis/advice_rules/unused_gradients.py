@@ -204,7 +204,7 @@ def _apart(judged: Judged, rows: Int64, behind: Int64, kept: Int64, begin: int) 
         end = int(others[others > until].min(initial=begin))
         in_own = (born >= since) & (born < end)
         is_gradient = np.isin(size, blocks.bytes[kept])  # it may wait for those of other calls of the model
-        flows = in_own & ~is_gradient & (freed > until)
+        flows = in_own & ~is_gradient & (freed > until) & (freed <= blocks.freed[rows].max())
         ends = np.sort(np.append(freed[flows & (freed < end)], until))
         quiet = ends[[not (flows & (born <= event) & (freed > event)).any() for event in ends.tolist()]]
         if not len(quiet) or not (in_own & is_gradient).any():
