@@ -196,6 +196,7 @@ def _apart(judged: Judged, rows: Int64, behind: Int64, kept: Int64, begin: int) 
     """
     blocks, calls = judged.trace.allocations, judged.result(_calls)[rows]
     born, freed, size = blocks.born[behind], blocks.freed[behind], blocks.bytes[behind]
+    passes_by = freed <= blocks.freed[rows].max(initial=-1) + SOON  # no workspace, no gradient of a parameter
     is_late = blocks.freed[rows] >= begin
     chosen, gone = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for call in np.setdiff1d(calls, [0, *calls[is_late]]).tolist():
@@ -204,7 +205,7 @@ def _apart(judged: Judged, rows: Int64, behind: Int64, kept: Int64, begin: int) 
         end = int(others[others > until].min(initial=begin))
         in_own = (born >= since) & (born < end)
         is_gradient = np.isin(size, blocks.bytes[kept])  # it may wait for those of other calls of the model
-        flows = in_own & ~is_gradient & (freed > until) & (freed <= blocks.freed[rows].max())
+        flows = in_own & ~is_gradient & (freed > until) & passes_by
         ends = np.sort(np.append(freed[flows & (freed < end)], until))
         quiet = ends[[not (flows & (born <= event) & (freed > event)).any() for event in ends.tolist()]]
         if not len(quiet) or not (in_own & is_gradient).any():
@@ -213,6 +214,7 @@ def _apart(judged: Judged, rows: Int64, behind: Int64, kept: Int64, begin: int) 
         if np.isin(size[flows & (born < quiet[0])], size[older]).any():
             continue
         used_up = (in_own & (born < quiet[0])) | ((born < since) & (freed > since) & (freed <= quiet[0]))
+        used_up &= passes_by
         behind_it = np.append(blocks.born[own[BEHIND:]], blocks.born[own[-1:]])
         chosen += [own[:-1], behind[used_up]]
         gone += [behind_it[: len(own) - 1], born[used_up]]
