@@ -135,9 +135,12 @@ def _is_overwritten(trace: MemoryTrace, window: StepBlocks) -> Bool:
     data = (phase == Phase.FORWARD) & (window.born >= 0) & ~np.isin(category, NOT_DATA)
     steps = np.array([trace.step_events(row)[0] for row in range(len(trace.steps))])
     rows = np.flatnonzero(data)
-    rows = rows[np.argsort(window.kinds[rows], kind="stable")]
+    _, kind, count = np.unique(window.kinds[rows], return_inverse=True, return_counts=True)
+    rows, kind = rows[count[kind] > 1], kind[count[kind] > 1]
+    order = np.argsort(kind, kind="stable")
+    rows = rows[order]
     kept, outlives = np.zeros(len(data), bool), np.zeros(len(data), bool)
-    for alike in np.split(rows, np.flatnonzero(np.diff(window.kinds[rows])) + 1):
+    for alike in np.split(rows, np.flatnonzero(np.diff(kind[order])) + 1) if len(rows) else ():
         born, freed = window.born[alike], window.freed[alike]
         later = int(np.searchsorted(born, freed[:1]).sum()) - 1
         end = np.append(born[later:], np.full(later, born[-1]))[: len(born)] if later > 0 else freed
