@@ -182,13 +182,13 @@ def test_without_operators_copies_grow_evenly(sizes: tuple[int, ...], is_found: 
         assert "No line replaces" in why(history, "old_copies")
 
 
-@pytest.mark.parametrize("runs", [True, False])
-def test_copies_in_another_order_after_each_forward_are_needed_once(runs: bool) -> None:
+@pytest.mark.parametrize(("runs", "operator"), [(True, "index_select"), (True, "roll"), (False, "roll")])
+def test_copies_in_another_order_after_each_forward_are_needed_once(runs: bool, operator: str) -> None:
     """Two of 100 beside the two from before: without these, two and the 10 of a forward are left."""
     lines = [f"alloc 100 {name}0 operator=aten::zeros" for name in "ab"]
     for number in range(1, 5):
         lines += [f"alloc 10 x{number} phase=forward", f"free x{number}"]
-        lines += [f"alloc 100 {name}{number} operator=aten::index_select" for name in "ab"]
+        lines += [f"alloc 100 {name}{number} operator=aten::{operator}" for name in "ab"]
         lines += [f"free {name}{number - 1}" for name in "ab"]
     call = ("forward net.py:3", CALL_OF_MODULE) if runs else ("other train.py:4",)
     history = stacked(trace(*lines), (), (), *(call, (), ()) * 4)

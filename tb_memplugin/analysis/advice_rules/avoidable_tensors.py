@@ -229,7 +229,7 @@ def _goes_on(judged: Judged, cast: int) -> Bool:
 
 
 JOINS = {"cat", "concat", "hstack", "vstack", "pad"}
-REORDERS = {"index_select", "index", "index_Tensor"}
+REORDERS = {"index_select", "index", "index_Tensor", "roll"}
 """Operators that copy a tensor into a larger one, and into another order. Layers of rising width are none."""
 
 FEWEST_COPIES, MOST_GROWTH = 4, 2
