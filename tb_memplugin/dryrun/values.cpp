@@ -214,6 +214,7 @@ struct Observed : at::ObserverContext {
     Stack arguments;  // on the host, where values are computed
     bool computes = true, done = false, reads = false;
     std::optional<bool> found;  // of an operator that looks for values that are not finite, in those that are
+    std::optional<bool> dominated;  // of `and` and `or`, what one known mask makes of all
     size_t bytes = 0;
     bool integers = true;
     long selectable = 0, selected = 0;
@@ -336,6 +337,22 @@ void answer_first(Observed& it, const IValue& first_input) {
     learn(mask);
 }
 
+// What `and` and `or` of masks are everywhere, whatever the one that is not known has.
+std::optional<bool> dominated(const Operator& op, c10::ArrayRef<const IValue> inputs) {
+    const bool joins = op.name.rfind("aten::bitwise_or", 0) == 0 || op.name.rfind("aten::logical_or", 0) == 0;
+    if (!joins && op.name.rfind("aten::bitwise_and", 0) != 0 && op.name.rfind("aten::logical_and", 0) != 0) return std::nullopt;
+    for (const IValue& value : inputs.slice(0, 2)) {
+        if (!value.isTensor() || value.toTensor().scalar_type() != c10::kBool) return std::nullopt;
+    }
+    Apart apart;
+    for (const IValue& value : inputs.slice(0, 2)) {
+        const Tensor& mask = value.toTensor();
+        if (!mask.is_cuda() || !is_plain(mask) || span(mask) > kMostIntegerBytes || !is_known(mask)) continue;
+        if (on_host(mask).eq(joins).all().item<bool>()) return joins;
+    }
+    return std::nullopt;
+}
+
 // Whether an operator looks for values that are not finite: `x == inf`, `x != x`; and what it finds in those that are.
 std::optional<bool> finds_in_finite(const Operator& op, c10::ArrayRef<const IValue> inputs) {
     if (op.name == "aten::isnan" || op.name == "aten::isposinf" || op.name == "aten::isneginf") return false;
@@ -374,7 +391,8 @@ std::unique_ptr<at::ObserverContext> start(const at::RecordFunction& fn) {
     if (!it->computes) {
         it->arguments.clear();
         it->host_written.clear();
-        it->found = finds_in_finite(*op, inputs);
+        it->dominated = dominated(*op, inputs);
+        it->found = it->dominated ? it->dominated : finds_in_finite(*op, inputs);
     }
     if (op->name == "aten::copy_" && inputs.size() > 1 && inputs[0].isTensor() && inputs[0].toTensor().device().is_cpu())
         it->reads = !it->computes && inputs[1].toTensor().is_cuda() && is_plain(inputs[1].toTensor()) && !is_known(inputs[1].toTensor());
@@ -434,7 +452,7 @@ void end(const at::RecordFunction& fn, at::ObserverContext* context) {
                 if (it.reads) t.fill_(ask_read(c10::toString(t.scalar_type()), long(t.numel())));
                 else if (!t.is_cuda() || !is_plain(t)) return;
                 else if (kChooses.count(it.op->name)) choose(it, t);
-                else if (it.found && span(t) <= kMostIntegerBytes && assume_finite(it.op->name.c_str())) {
+                else if (it.found && span(t) <= kMostIntegerBytes && (it.dominated || assume_finite(it.op->name.c_str()))) {
                     on_host(t).fill_(*it.found);
                     learn(t);
                 }

@@ -19,6 +19,7 @@ import torch
 from tb_memplugin.dryrun.build import values_library
 from tb_memplugin.estimate.answer.hints import (
     EVERY_STEP,
+    GENERATES,
     LBFGS,
     Question,
     answer,
@@ -33,7 +34,7 @@ from tb_memplugin.estimate.answer.hints import (
 )
 from tb_memplugin.estimate.kernels.recurrent import SIZED, RecurrentCall, reserve_bytes, workspace_bytes
 from tb_memplugin.estimate.kernels.uncounted import FOURIER, SOLVERS, SPARSE
-from tb_memplugin.estimate.program.checks import going_on, passing
+from tb_memplugin.estimate.program.checks import generating, going_on, passing
 from tb_memplugin.estimate.run.patches import Patches, do_nothing
 from tb_memplugin.record.torch_private.autograd import current_node
 
@@ -172,6 +173,9 @@ class Values:
         hint = answer(self._hints, asked)
         if hint is not None:
             return torch.tensor(hint, dtype=kind).item()
+        if asked.kind == "truth" and (truth := generating(caller)) is not None:
+            self._note(GENERATES)
+            return truth
         if asked.kind == "truth" and (passes := passing(caller)) is not None:
             self._note(f"{asked.place} checks values: the check is assumed to pass; a hint can change that.")
             return passes

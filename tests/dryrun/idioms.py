@@ -57,6 +57,12 @@ said["large is finite"] = [
 ]
 said["large rows"] = [list(torch.unique(large, dim=dim).shape) for dim in (0, 1)]
 said["counted"] = [int((large > 0).sum()), torch.count_nonzero(large[0] > 0).item()]
+unknown, false = large[0] > 0, torch.zeros(2048, dtype=torch.bool, device=d)
+said["joined"] = [
+    (unknown & false).any().item(),
+    (unknown[0] | ~false[0]).item(),
+    bool(false[0] & unknown.all()),
+]
 said["printed"] = str(large[0, :2]).partition(", d")[0]
 said["normal"] = list(torch.normal(0.0, large.exp()).shape)
 said["eigenvalues"] = torch.linalg.eigvalsh(torch.diag(v.float())).tolist()

@@ -55,6 +55,7 @@ def test_small_values_are_computed_and_others_are_asked_for(capfd: pytest.Captur
         "large is finite": [True, False, False],
         "large rows": [[2048, 2048], [2048, 2048]],
         "counted": [2048 * 2048, 2048],
+        "joined": [False, True, False],
         "printed": "tensor([1., 1.]",
         "normal": [2048, 2048],
         "eigenvalues": [0.0, 0.0, 1.0, 2.0],

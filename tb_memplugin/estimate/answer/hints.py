@@ -181,6 +181,12 @@ def indexed(asked: Question) -> str:
     return f"The index that {asked.place} reads is assumed to be 0; a hint can set it."
 
 
+GENERATES = (
+    "While transformers generates, it is assumed that no sequence is padded, and that all are generated to "
+    "their greatest length; a hint can change that."
+)
+"""The note on what its loops over tokens ask."""
+
 LBFGS = (
     "torch.optim.LBFGS is assumed to make all max_iter iterations of a step. It keeps two vectors as large "
     "as the parameters from each iteration, up to history_size: after more steps it may hold more."

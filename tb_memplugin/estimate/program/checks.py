@@ -8,6 +8,7 @@ loops their loss in the second. Its compiled instructions say so; its source nee
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dis import HAVE_ARGUMENT, Instruction, get_instructions, hasjabs, hasjrel, opmap, stack_effect
 from functools import lru_cache
@@ -25,6 +26,12 @@ _SAME_VALUE = ("CALL", "TO_BOOL", "COPY", "EXTENDED_ARG", "NOP", "PRECALL")
 
 _OF_MODULES = ("LOAD_GLOBAL", "LOAD_NAME")
 """Instructions that load a variable of the module or a built-in function, in functions and outside."""
+
+_OF_OBJECTS = ("LOAD_ATTR", "LOAD_METHOD")
+"""Instructions that load an attribute: torch's `all`, not Python's."""
+
+_GENERATES = re.compile(r"transformers[/\\](generation[/\\]|models[/\\]\w+[/\\]generation_)")
+"""Files with transformers' loops over tokens."""
 
 _ENDS = ("RETURN_VALUE", "RETURN_CONST", "RERAISE")
 JUMPS = frozenset((*hasjabs, *hasjrel))
@@ -58,6 +65,26 @@ def _passing(code: CodeType, last: int) -> bool | None:
     if raises_there != raises_next:
         return jumps_if if raises_next else not jumps_if
     return _finite(instructions, read)
+
+
+def generating(caller: FrameType | None) -> bool | None:
+    """Return the truth with which transformers generates unpadded sequences to their greatest length.
+
+    Its files ask whether a mask is 1 everywhere, whether a sequence ends with padding, and after each token
+    whether all are finished, or with beams whether some are not. None for questions of other files.
+    """
+    frame = asking_frame(caller)
+    if not _GENERATES.search(frame.f_code.co_filename):
+        return None
+    return _generating(frame.f_code, frame.f_lasti)
+
+
+@lru_cache(maxsize=256)
+def _generating(code: CodeType, last: int) -> bool:
+    instructions = instructions_of(code)
+    read = max(row for row, step in enumerate(instructions) if step.offset <= last)
+    names = [str(step.argval) for step in operand(instructions, read) if step.opname in _OF_OBJECTS]
+    return any(name == "all" or "has_unfinished" in name for name in names)
 
 
 def going_on(caller: FrameType | None) -> bool | None:

@@ -29,6 +29,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_leaves
 
 from tb_memplugin.estimate.answer.hints import (
+    GENERATES,
     LBFGS,
     Hints,
     Question,
@@ -43,7 +44,15 @@ from tb_memplugin.estimate.answer.hints import (
     unanswered,
     went_on,
 )
-from tb_memplugin.estimate.program.checks import JUMPS, going_on, instructions_of, left, operand, passing
+from tb_memplugin.estimate.program.checks import (
+    JUMPS,
+    generating,
+    going_on,
+    instructions_of,
+    left,
+    operand,
+    passing,
+)
 from tb_memplugin.estimate.run.correction import Correction, Target
 from tb_memplugin.estimate.run.fake_ledger import Scope
 from tb_memplugin.estimate.run.fake_mode import After, CountingFakeMode, Rule
@@ -52,9 +61,6 @@ from tb_memplugin.estimate.run.known_values import MOST, shuffle, values_of
 aten = torch.ops.aten
 _ASSUMED = str(Path(__file__).with_name("assumed_counts.py"))
 _MASKS = (torch.bool, torch.uint8)
-_GENERATES = "transformers/generation/"
-"""Files that ask whether sequences are padded, and after each token whether all are finished."""
-
 _CHOICES = (aten.argmax, aten.argmin, aten.multinomial, aten.randint, aten.bucketize)
 """Operators that choose or draw indices by parameters or chance: any of them is as good as another."""
 
@@ -280,12 +286,9 @@ class Values(Asking):
                 "assumed, so it leaves the attention mask out; a hint can change that."
             )
             return True
-        if kind == "truth" and _GENERATES in Path(asked.file).as_posix():
-            self.target.note(
-                "While transformers generates, it is assumed that no sequence is padded, and that all "
-                "are generated to their greatest length; a hint can change that."
-            )
-            return is_made_by(mode, tensor, (aten.all,))  # whether a mask is 1 everywhere
+        if kind == "truth" and (truth := generating(mode.caller())) is not None:
+            self.target.note(GENERATES)
+            return truth
         if kind == "truth" and (checked_for := self._passing(mode, asked)) is not None:
             return checked_for
         if asking_frame(mode.caller()).f_code.co_filename.endswith("lbfgs.py"):

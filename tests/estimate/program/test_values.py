@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel, WhisperConfig, WhisperForConditionalGeneration
 
 from tb_memplugin import MemoryEstimator, MemPluginError
 from tests.estimate.fake_runs import estimated, sizes
@@ -326,6 +327,34 @@ def test_a_comparison_of_a_float_that_is_not_known_is_made_with_one() -> None:
     assert [note for note in done.estimate().notes if "compares is assumed to be 1.0" in note]
     with pytest.raises(MemPluginError, match="whether a condition holds"):
         estimated(lambda: bool(unknown(1).long().sum() > 0))
+
+
+def writes() -> tuple[Any, torch.Tensor]:
+    config = GPT2Config(vocab_size=50, n_positions=32, n_layer=1, n_head=2, n_embd=16)
+    return GPT2LMHeadModel(config).to("cuda"), torch.ones(2, 4, dtype=torch.long, device="cuda")
+
+
+def transcribes() -> tuple[Any, torch.Tensor]:
+    sizes = {f"{part}_{name}": 1 for part in ("encoder", "decoder") for name in ("layers", "attention_heads")}
+    widths = dict.fromkeys(("d_model", "encoder_ffn_dim", "decoder_ffn_dim"), 16)
+    tokens = {"pad_token_id": 2, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    config = WhisperConfig(vocab_size=50, **sizes, **widths, **tokens)
+    return WhisperForConditionalGeneration(config).to("cuda"), unknown(2, 80, 3000)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("make", [writes, transcribes])
+def test_transformers_generates_to_the_greatest_length(make: Callable[[], Any], beams: int) -> None:
+    calls: list[int] = []
+
+    def run() -> None:
+        model, given = make()
+        model.get_output_embeddings().register_forward_hook(lambda *_: calls.append(1))
+        model.generate(given, max_new_tokens=9, num_beams=beams, pad_token_id=2)
+
+    noted = estimated(run).estimate().notes
+    assert len(calls) == 9
+    assert any("generated to their greatest length" in note for note in noted)
 
 
 def test_a_single_number_on_the_cpu_is_drawn() -> None:
