@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.nn.modules import container, linear
 from torch.utils._traceback import CapturedTraceback
 
 import tb_memplugin
@@ -145,6 +147,8 @@ class TestWhenMemoryRunsOut:
             1000,
             {**known, DevicePart.UNKNOWN: 480},
         )
+        (step,) = read_recordings(str(tmp_path)).steps
+        assert step.metadata.devices[0].capacity_bytes == 1000
 
     def test_the_run_has_the_layers_that_its_stacks_show(self, tmp_path, gpu, recording):
         stack = [MAIN, CALL, ("forward", "model.py", 10), CALL, ("forward", "block.py", 20)]
@@ -153,6 +157,23 @@ class TestWhenMemoryRunsOut:
         recorder.handle("cuda", 0, snapshot)
         (step,) = read_recordings(str(tmp_path)).steps
         assert modules(load_window(str(step.side_file))) == ["block:10", ""]
+
+    def test_layers_have_the_names_of_the_programs_models(self, tmp_path, recording):
+        """Both linears have the same stack. Where the models cannot be read, it says what stacks do."""
+        model = nn.Sequential(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)))
+        loop = ("forward", container.__file__, nn.Sequential.forward.__code__.co_firstlineno + 1)
+        inner = ("forward", linear.__file__, nn.Linear.forward.__code__.co_firstlineno + 1)
+        snapshot = snapshot_of(*[(8, [MAIN, CALL, loop, CALL, loop, CALL, inner])] * 2)
+        recorder = recording()
+        recorder.program = lambda: ({"": model}, ())
+        recorder.handle("cuda", 0, snapshot)
+        recorder.program = lambda: 1 // 0
+        recorder.handle("cuda", 0, snapshot)
+        first, second = (
+            modules(load_window(str(step.side_file))) for step in read_recordings(str(tmp_path)).steps
+        )
+        assert first == ["0.0", "0.1"]
+        assert all("?" in name for name in second)
 
     def test_it_says_where(self, tmp_path, gpu, recording, warnings):
         recorder = recording()

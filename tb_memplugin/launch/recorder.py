@@ -100,6 +100,7 @@ class ProgramRecorder:
         self._calls.start(self.fail)
         if allocators():
             self._oom = record_on_oom(self._settings.folder)
+            self._oom.program = lambda: (self._models_now(), self._optimizers())
         is_main = threading.current_thread() is threading.main_thread()
         if is_main and hasattr(signal, "SIGUSR1") and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
             signal.signal(signal.SIGUSR1, self._asked)
@@ -203,6 +204,9 @@ class ProgramRecorder:
         if hasattr(os, "register_at_fork") and not self._forks_safely:
             self._forks_safely = True
             os.register_at_fork(after_in_child=_end_without_destructors)
+        return self._models_now()
+
+    def _models_now(self) -> Mapping[str, nn.Module]:
         return models_of(self._stepping) if self._stepping else models_alive()
 
     def _optimizers(self) -> Sequence[torch.optim.Optimizer]:

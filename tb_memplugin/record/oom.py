@@ -30,12 +30,14 @@ from tb_memplugin.record.history.allocators import (
     Snapshot,
     allocators,
 )
+from tb_memplugin.record.own_names import with_own_names
 from tb_memplugin.record.whole_device.card import CardMemory, card_memory
 from tb_memplugin.record.whole_device.window import WholeReading, whole_devices
 from tb_memplugin.store import files
 from tb_memplugin.store.paths import folder_name
 from tb_memplugin.store.worker_folder import workers_of_process
 from tb_memplugin.store.writer import RunWriter
+from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.labels import DUMP_OF
 
 logger = logging.getLogger("tb_memplugin")
@@ -98,6 +100,9 @@ def record_on_oom(
     return recorder
 
 
+Program = tuple[Mapping[str, torch.nn.Module], Sequence[torch.optim.Optimizer]]
+"""(models by the first part of their names, "" for none; optimizers)."""
+
 DUMPS = "oom_"
 """What the names of workers begin with that have dumps; the worker's own name follows."""
 
@@ -112,6 +117,8 @@ class OomRecorder:
         self.dir_name = dir_name
         self.dumps: list[str] = []
         """The pickles written so far."""
+        self.program: Callable[[], Program] | None = None
+        """Returns the models and optimizers, whose names the dumps get. None if they are not known."""
         self._worker_name = worker_name
         self._most_dumps = most_dumps
         self._writer: RunWriter | None = None
@@ -264,19 +271,32 @@ class OomRecorder:
             return None
 
     def _import(self, device_type: str, snapshot: Snapshot, cards: Mapping[str, CardMemory]) -> None:
-        trace = with_inferred_layers(trace_from_snapshot(snapshot, "out of memory", device_type))
+        trace = self._named(trace_from_snapshot(snapshot, "out of memory", device_type))
         if self._writer is None:
             worker = self._worker_name or default_worker_name()
             workers = workers_of_process(self.dir_name)  # of a handler or monitor that has another name, too
             others = [name for name in workers if not name.startswith(DUMPS)]
             self._dump_of = worker if worker in others else next(iter(others), worker)
             self._writer = RunWriter(self.dir_name, f"{DUMPS}{worker}", self._guard.end_flush)
+        totals = {name: card.total for name, card in cards.items()}
         trace = replace(
             trace,
+            devices=tuple(
+                replace(device, capacity=totals.get(device.name, device.capacity)) for device in trace.devices
+            ),
             properties={**trace.properties, DUMP_OF: self._dump_of},
             whole_devices=whole_devices(None, WholeReading(cards), trace),
         )
         self._writer.write(trace)
+
+    def _named(self, trace: MemoryTrace) -> MemoryTrace:
+        """Return a trace with the modules that the program has, or at least those that its stacks show."""
+        if self.program is not None:
+            try:
+                return with_own_names(trace, *self.program())
+            except Exception as error:  # see begin
+                self._warn("Memory ran out, but the modules of the program could not be read", error)
+        return with_inferred_layers(trace)
 
     def _warn(self, message: str, error: Exception) -> None:
         if is_of_signal(error):

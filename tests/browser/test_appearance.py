@@ -74,6 +74,24 @@ def test_a_narrow_window_needs_no_sideways_scrolling(open_tab, server):
         assert box["x"] + box["width"] <= 700
 
 
+def test_in_a_narrow_window_what_is_read_first_is_in_sight(open_tab, server):
+    """At 800 pixels: both buttons and all figures in a row each, and a moment below its picture."""
+    tab = open_tab(server.url)
+    tab.page.set_viewport_size({"width": 800, "height": 900})
+    tab.open("overview", **PAIR).settle()
+    tops = "all => [...new Set(all.map((one) => Math.round(one.getBoundingClientRect().top)))]"
+    assert len(tab.frame.locator("[data-testid=copy-link], [data-testid=export]").evaluate_all(tops)) == 1
+    assert len(tab.frame.locator(".tile").evaluate_all(tops)) == 1
+    cut = "all => all.filter((one) => one.scrollWidth > one.clientWidth + 1).map((one) => one.textContent)"
+    assert tab.frame.locator(".tile *").evaluate_all(cut) == []
+    tab.open_anew("timeline", **PAIR).settle()
+    picture, panel = tab("timeline-canvas").bounding_box(), tab("moment-panel").bounding_box()
+    assert picture is not None
+    assert panel is not None
+    assert panel["y"] > picture["y"] + picture["height"]
+    assert tab("moment-panel").locator("table *").evaluate_all(cut) == []
+
+
 def test_a_phone_shows_every_choice_and_the_open_views_tab(open_tab, server):
     tab = open_tab(server.url)
     tab.page.set_viewport_size({"width": 320, "height": 700})

@@ -273,6 +273,19 @@ def test_of_many_runs_the_wanted_one_is_found_by_typing(tab):
     assert tab.picked()["run"] == "sweep/10"
 
 
+def test_in_a_narrow_window_the_cause_is_in_sight(server, open_tab):
+    """The curve of peaks gives way."""
+    tab = open_tab(server.url)
+    tab.page.set_viewport_size({"width": 800, "height": 900})
+    tab.open("fleet").settle()
+    causes = tab.frame.locator(".fleet-table td.cause").evaluate_all(
+        "all => all.map((one) => one.getBoundingClientRect().left)"
+    )
+    assert causes
+    assert max(causes) + 60 < 800
+    expect(tab.frame.locator(".fleet-table .spark").first).to_be_hidden()
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_pictures_of_the_fleet_are_taken_and_axe_finds_nothing(server, open_tab, tmp_path, theme):
     tab = open_tab(server.url)

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.recorded import STEPS, recorded
-from tests.browser.tab import assert_rounds, bytes_in, exact
+from tests.browser.tab import SIZE, assert_rounds, bytes_in, exact
 from tests.browser.test_export import copied
 
 
@@ -137,6 +137,33 @@ def test_findings_stand_in_the_overview_and_lead_to_where_they_show(tab):
     tab("view-modules").wait_for()
     tab("tab-advice").click()
     assert exact(tab("finding", key="checkpointing").get_by_test_id("finding-bytes")) == size
+
+
+@pytest.mark.parametrize(
+    ("view", "finding", "below"),
+    [("overview", "finding-line", "by-category"), ("advice", "finding", "peak-holders")],
+)
+def test_the_first_finding_is_seen_without_scrolling(tab, view, finding, below):
+    """On a laptop's screen, below TensorBoard's bar, the pickers and the headline."""
+    tab.page.set_viewport_size({"width": 1440, "height": 900})
+    try:
+        tab.open_anew(view, run="baseline", worker="rank0", step=6)
+        box, other = tab(finding).first.bounding_box(), tab(below).bounding_box()
+        assert box is not None
+        assert other is not None
+        assert box["y"] + min(box["height"], 100) < min(900, other["y"])
+    finally:
+        tab.page.set_viewport_size(SIZE)
+
+
+def test_findings_have_their_room_before_they_are_known(tab):
+    """Else all that stands beside and below would move when they come."""
+    tab.page.route("**/advice?**", lambda route: None)
+    try:
+        tab.open_anew(run="baseline", worker="rank0", step=3)
+        expect(tab("findings")).to_contain_text("Looking for what could be saved")
+    finally:
+        tab.page.unroute("**/advice?**")
 
 
 def test_where_shapes_were_not_recorded_one_click_copies_how(tab):

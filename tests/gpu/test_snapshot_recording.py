@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from tb_memplugin import memory_trace_handler, record_on_oom
+from tb_memplugin.analysis import peak
 from tb_memplugin.record.history.merge import SOURCE
 from tb_memplugin.store.reader import load_window
 from tb_memplugin.trace import Kind, Phase
@@ -159,3 +160,22 @@ def test_running_out_of_memory_is_recorded_and_raised(tmp_path):
     (oom,) = load_window(str(side_file)).ooms
     assert oom.requested_bytes == 1 << 42  # floats of four bytes
     assert not is_on()
+
+
+def test_what_filled_the_memory_has_the_names_of_the_programs_models(tmp_path):
+    """Stacks do not tell the four linears apart. 256 rows of 1 KiB: 256 KiB for each output."""
+    model = torch.nn.Sequential(
+        *(torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Linear(256, 256)) for _ in range(2))
+    ).cuda()
+    with record_on_oom(tmp_path) as recorder:
+        recorder.program = lambda: ({"net": model}, ())
+        output = model(torch.randn(256, 256, device="cuda"))
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(1 << 40, device="cuda")
+    assert output.shape == (256, 256)
+    (side_file,) = tmp_path.rglob("*.mem")
+    parts = peak(load_window(str(side_file)), device="cuda:0").parts("module")
+    weight, bias, row = 4 * 256 * 256, 4 * 256, 4 * 256
+    assert {part.key: part.bytes for part in parts if part.key.startswith("net")} == {
+        f"net.{outer}.{inner}": weight + bias + 256 * row for outer in (0, 1) for inner in (0, 1)
+    }

@@ -44,8 +44,10 @@ export function Pickers() {
       />
       <StepPicker s={s} />
       {s.stats && <BasePicker />}
-      <Share />
-      <ExportMenu />
+      <div class="actions">
+        <Share />
+        <ExportMenu />
+      </div>
     </nav>
   );
 }

@@ -13,6 +13,7 @@ from tb_memplugin.read.layers.backward import CAST, Backward, Meaning, meaning_o
 from tb_memplugin.read.layers.calls import Call, follow_all
 from tb_memplugin.read.layers.frames import Frames, Role
 from tb_memplugin.read.layers.names import Names, is_sequential, link_recomputed, unname_conditional
+from tb_memplugin.read.layers.own_modules import ModelModule, OwnModules
 from tb_memplugin.read.layers.parameters import (
     Gradient,
     Gradients,
@@ -59,7 +60,9 @@ LATER = ("module", "module_confidence")
 """The columns of `Events` that are inferred."""
 
 
-def with_inferred_layers(trace: MemoryTrace, *, read_text: bool = True) -> MemoryTrace:
+def with_inferred_layers(
+    trace: MemoryTrace, *, read_text: bool = True, models: Sequence[ModelModule] = ()
+) -> MemoryTrace:
     """Return a trace of a snapshot with the modules that its Python stacks show, if it names none itself.
 
     They are inferred when the modules, their columns or the notes of the result are first read.
@@ -68,6 +71,8 @@ def with_inferred_layers(trace: MemoryTrace, *, read_text: bool = True) -> Memor
         trace: a trace with categories, phases and no modules but `(not named)`. One that this function
             returned is returned as it is.
         read_text: whether the source files that the stacks name may be read, if they are here.
+        models: the program's own, if they are at hand: calls that are surely of one of their modules get its
+            name.
     """
     if isinstance(trace, _LaterTrace) or len(trace.modules) > 1 or not trace.stacks:
         return trace
@@ -85,7 +90,7 @@ def with_inferred_layers(trace: MemoryTrace, *, read_text: bool = True) -> Memor
 
     def infer() -> None:
         with collector_at_rest():
-            inferred = _inferred(trace, read_text=read_text)
+            inferred = _inferred(trace, read_text=read_text, models=models)
         for table, columns in ((events, inferred.events), (start, inferred.start)):
             for name in LATER:
                 object.__setattr__(table, name, getattr(columns, name))
@@ -145,7 +150,7 @@ def _plain(fields: dict[str, Any]) -> MemoryTrace:
     return trace
 
 
-def _inferred(trace: MemoryTrace, *, read_text: bool) -> MemoryTrace:
+def _inferred(trace: MemoryTrace, *, read_text: bool, models: Sequence[ModelModule]) -> MemoryTrace:
     count = sum(map(len, trace.stacks))
     if count > MOST_FRAMES + FRAMES_PER_EVENT * len(trace.events):
         return _with_too_many(trace, count)
@@ -162,7 +167,8 @@ def _inferred(trace: MemoryTrace, *, read_text: bool) -> MemoryTrace:
     names = Names(frames)
     last = int(allocates[-1])
     is_in_call = owner[last] >= 0 and not meanings[trace.events.stack[last]].is_backward
-    names.name(calls, at_end=calls[owner[last]] if is_in_call else None)
+    at_end = calls[owner[last]] if is_in_call else None
+    names.name(calls, at_end)
     of_gradients = Gradients(trace, frames, stacks, meanings, calls)
     of_gradients.refine(owner, confidence, operator)
     of_gradient = np.flatnonzero(
@@ -172,11 +178,13 @@ def _inferred(trace: MemoryTrace, *, read_text: bool) -> MemoryTrace:
     gradients = registered(map(Gradient, sizes, (calls[row] for row in owner[of_gradient].tolist())))
     complete = _with_parameters(trace, frames, stacks, calls, owner, confidence, gradients)
     unname_conditional(calls, complete)
+    own = OwnModules(frames, models, at_end)
+    own.match(calls)
     modules = ModuleTree()
     owner[trace.events.category == Category.WORKSPACE] = -1
     rows = np.zeros(len(calls) + 1, np.int32)  # owner -1 reads the last
     for row in np.unique(owner[owner >= 0]).tolist():
-        rows[row] = modules.add(calls[row].fqn(), names.class_of(calls[row]))
+        rows[row] = modules.add(own.fqn(calls[row]), names.class_of(calls[row]))
     module = rows[owner]
     start = trace.start
     before = np.zeros(len(start), np.int32)

@@ -19,7 +19,7 @@ import { FailureState, Loading } from "../states";
 import { Heads } from "../table";
 import { FindingCard } from "./finding_card";
 
-/** What of the memory could be saved, each with its evidence; then what was looked at and found fine, or not judged. */
+/** What of the memory could be saved, each with its evidence; then who fills the peak, and what was fine or not judged. */
 export function Advice() {
   const pick = picked.value!;
   const answer = useRemote<AdviceAnswer>(address("advice", pick), 0, ["step"]);
@@ -33,10 +33,10 @@ export function Advice() {
         {lead(data)}
       </p>
       <OtherRanks />
-      {data.peak && <PeakCard peak={data.peak} />}
       {data.findings.map((finding) => (
         <FindingCard key={finding.kind} finding={finding} />
       ))}
+      {data.peak && <PeakCard peak={data.peak} />}
       <Judgements judgements={unfound(data)} alone={data.findings.length === 0} />
       {data.watched_steps > 0 && <HowToRecord />}
     </div>

@@ -12,20 +12,21 @@ import { Sentence } from "../sentence";
 
 const MOST = 4;
 
-/** What the advice found, a line each; nothing while it is not known, and where it cannot be. */
+/** What the advice found, a line each, in a card that is there from the beginning; nothing where there is none. */
 export function Findings({ pick }: { pick: Pick }) {
-  const answer = useRemote<AdviceAnswer>(address("advice", { ...pick })).data;
-  if (!answer) return null;
+  const { data: answer, failure } = useRemote<AdviceAnswer>(address("advice", { ...pick }));
+  if (failure) return null;
   return (
-    <section class="card" data-testid="findings">
+    <section class="card" data-testid="findings" aria-busy={!answer}>
       <div class="row">
         <h2 class="grow">Findings</h2>
         <RouteLink to={{ view: "advice" }}>Advice</RouteLink>
       </div>
-      {answer.findings.length === 0 && <p class="muted">{plain(adviceHeadline(answer, alone.value))}</p>}
+      {!answer && <p class="muted">Looking for what could be saved …</p>}
+      {answer?.findings.length === 0 && <p class="muted">{plain(adviceHeadline(answer, alone.value))}</p>}
       <table class="plain findings">
         <tbody>
-          {answer.findings.slice(0, MOST).map((finding) => (
+          {answer?.findings.slice(0, MOST).map((finding) => (
             <Line key={finding.kind} finding={finding} />
           ))}
         </tbody>

@@ -48,16 +48,16 @@ export function Overview() {
       <OutOfMemory failed={failed} stats={answer.stats} />
       <Cards answer={answer} />
       <AccountLine account={answer.account} />
-      {selection.value!.monitored ? (
-        <PeakOfAllSteps selection={selection.value!} bytes={answer.peak.bytes} />
-      ) : (
-        <PeakOfEachStep selection={selection.value!} />
-      )}
       <div class="pair">
-        <div class="column">
-          <ByCategory peak={answer.peak} />
-          {isReadable(answer.source) && <Findings pick={pick} />}
-        </div>
+        {isReadable(answer.source) && <Findings pick={pick} />}
+        {selection.value!.monitored ? (
+          <PeakOfAllSteps selection={selection.value!} bytes={answer.peak.bytes} />
+        ) : (
+          <PeakOfEachStep selection={selection.value!} />
+        )}
+      </div>
+      <div class="pair">
+        <ByCategory peak={answer.peak} />
         {namesModules(answer) || !answer.source.side_file_present || hasOnlyFigures(answer) ? (
           <ByModule peak={answer.peak} />
         ) : (
