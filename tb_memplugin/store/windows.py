@@ -22,6 +22,7 @@ from tb_memplugin.proto.recording_pb2 import (
     Property,
     StepInfo,
 )
+from tb_memplugin.store.blob import MOST_DEVICES
 from tb_memplugin.store.columns import BLOCK_ROWS, decode, encode, expected_size
 from tb_memplugin.store.envelope import MOST_NAMES, RERECORD, EnvelopeReader, EnvelopeWriter, ReadRange
 from tb_memplugin.store.pairing import PAIRING, pairing_columns, stored_pairing
@@ -405,6 +406,8 @@ class _WindowReader:
         """Refuse indices that point outside their tables. Nothing checks them again after this."""
         if not trace.steps:
             self._refuse("The file has no step.")
+        if len(trace.devices) > MOST_DEVICES:
+            self._refuse(f"The file has {len(trace.devices):,} devices.")
         ends = [edge for step in trace.steps for edge in (step.start_ns, step.end_ns)]
         if not -FARTHEST_NS <= min(ends) <= max(ends) <= FARTHEST_NS:
             self._refuse("A step is centuries away.")

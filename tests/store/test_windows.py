@@ -548,6 +548,14 @@ def test_a_window_of_equal_rows_and_alike_stacks_is_readable_though_it_takes_lit
     assert read(content).stacks == stacks
 
 
+def test_more_devices_than_a_machine_can_have_are_refused():
+    devices = tuple(Device(f"cuda:{number}") for number in range(1025))
+    window = trace("alloc 512 a")
+    assert read(written(replace(window, devices=devices[:1024]))).devices == devices[:1024]
+    with pytest.raises(UnreadableFileError, match="The file has 1,025 devices"):
+        read(written(replace(window, devices=devices)))
+
+
 def test_call_stacks_that_would_fill_the_memory_where_they_are_written_out_are_refused(monkeypatch):
     deep = replace(trace("alloc 512 a"), stacks=(("f" * 1199,) * 1_000_000,))  # 1,200 bytes each, with a sign
     with monkeypatch.context() as patched:
