@@ -194,7 +194,11 @@ def _outcome(work: Work[Result], source: str) -> Result | MemPluginError:
         return out_of_memory(source)
     except OSError as error:
         message = f"A file or its host cannot be reached: {error.strerror or error}."
-        return MemPluginError(message, where=source, fix="Check that this machine can reach it.")
+        return _ForNowError(message, where=source, fix="Check that this machine can reach it.")
+
+
+class _ForNowError(MemPluginError):
+    """A file system failed: the same import may succeed later."""
 
 
 ENDINGS = (".gz", ".pickle", ".pkl", ".json", ".raw", ".trace", ".pt", ".mem")
@@ -356,11 +360,16 @@ def _import_all(
 def _watch(
     sources: Sequence[str], target: _Target, jobs: int, scheduler: str | None, done: _Outcomes
 ) -> None:
-    """Import files as they appear and change, until Ctrl-C."""
+    """Import files as they appear and change, until Ctrl-C, and again where a file system failed.
+
+    Raises:
+        OSError: a remote file system failed at the first look.
+    """
     before: dict[str, str] = {}
     tried: dict[str, str] = {}
+    now = _listed(sources, of_folders=True)
+    failure = ""
     while True:
-        now = _listed(sources, of_folders=True)
         complete = [
             path
             for path, state in now.items()
@@ -370,12 +379,28 @@ def _watch(
         ]
         if complete:
             _import_all(complete, target, jobs, scheduler, done)
-            tried |= {path: now[path] for path in complete}
+            tried |= {path: now[path] for path in complete if not isinstance(done[path], _ForNowError)}
         before = now
         time.sleep(WATCH_SECONDS)
+        try:
+            now, failure = _listed(sources, of_folders=True), ""
+        except OSError as error:
+            now = {}
+            if not failure:
+                failure = printable(f"{error.strerror or error}")
+                click.echo(f"warning: what is watched cannot be listed ({failure}); it goes on.", err=True)
 
 
 def _import(source: str, target: _Target) -> _Imported | _Unchanged:
+    try:
+        return _imported(source, target)
+    except MemPluginError as error:
+        if isinstance(error.__cause__, OSError):
+            raise _ForNowError(error.what, where=error.where, fix=error.fix) from error
+        raise
+
+
+def _imported(source: str, target: _Target) -> _Imported | _Unchanged:
     name = "stdin" if source == STDIN else worker_name(source)
     folders = run_folders(name if target.run is None else target.run)
     run_folder, run = files.join(target.logdir, *folders), "/".join(folders)

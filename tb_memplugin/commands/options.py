@@ -40,10 +40,24 @@ def source(text: str) -> str:
 PATH = FuncParamType(path)
 SOURCE = FuncParamType(source)
 
+MOST_OUTPUT_BYTES = 4_000_000_000
+"""The largest file that a command writes: a recording of some kilobytes can name far more than a disk has."""
+
+
+def _limited(context: click.Context, _: click.Parameter, output: str) -> str:
+    """Limit the files that the command writes."""
+    from tb_memplugin.exports.output import at_most  # only for commands that write files
+
+    fix = "Write it to stdout, which takes any size: -o - | gzip > FILE. csv is smaller with --no-stacks."
+    context.with_resource(at_most(MOST_OUTPUT_BYTES, fix))
+    return output
+
+
 output_option = click.option(
     "-o",
     "--output",
     type=PATH,
+    callback=_limited,
     required=True,
     help="The file to write, or - for stdout. An existing file is replaced.",
 )

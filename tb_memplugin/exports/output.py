@@ -9,7 +9,8 @@ import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import BinaryIO
+from contextvars import ContextVar
+from typing import Any, BinaryIO
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.temporary import DescriptorStream, delete, delete_left, flush, new_name
@@ -20,6 +21,46 @@ STDOUT = "-"
 FIX = "Choose another file: in an existing folder that you can write to, on a disk that has space."
 
 _BINARY = getattr(os, "O_BINARY", 0)
+
+_limit: ContextVar[tuple[int, str] | None] = ContextVar("limit", default=None)
+"""The most bytes that a file may have, and what to do where it would have more. None: any number."""
+
+
+@contextmanager
+def at_most(size: int, fix: str) -> Iterator[None]:
+    """Within the block, refuse files that would have more bytes: a small recording can have many times more.
+
+    Pipes, devices and stdout take any number.
+
+    Args:
+        fix: what to do then, as the `fix` of the error that `replacing` raises.
+    """
+    token = _limit.set((size, fix))
+    try:
+        yield
+    finally:
+        _limit.reset(token)
+
+
+class _LimitedStream(DescriptorStream):
+    """Writes to a descriptor, at most as many bytes as `at_most` allows.
+
+    Raises:
+        MemPluginError: on writing, if there are more.
+    """
+
+    def __init__(self, descriptor: int, path: str | os.PathLike[str]) -> None:
+        super().__init__(descriptor)
+        self._path, self._size = os.fspath(path), 0
+
+    def write(self, data: Any) -> int:
+        limit = _limit.get()
+        if limit is not None and self._size + len(data) > limit[0]:
+            message = f"The file would have more than {limit[0]:,} bytes."
+            raise MemPluginError(message, where=self._path, fix=limit[1])
+        written = super().write(data)
+        self._size += written
+        return written
 
 
 def written_by() -> str:
@@ -37,7 +78,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     stdout, which is the path `-`.
 
     Raises:
-        MemPluginError: the file cannot be written.
+        MemPluginError: the file cannot be written, or would be larger than `at_most` allows.
     """
     if path == STDOUT:
         yield sys.stdout.buffer
@@ -54,7 +95,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         part = os.path.join(folder, new_name())
         try:
             descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
-            with io.BufferedWriter(DescriptorStream(descriptor)) as stream:
+            with io.BufferedWriter(_LimitedStream(descriptor, path)) as stream:
                 yield stream
                 stream.flush()
                 flush(descriptor)  # else a crash of the machine could leave an empty file in place of the old

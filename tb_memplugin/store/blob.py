@@ -33,7 +33,7 @@ SUMMARY_OF_ANY_BLOB, SUMMARY_PER_BYTE = 4 << 20, 100
 """The largest decompressed size: at all, of a small blob, and per byte of the blob. More is an attack."""
 
 MOST_DEVICES = 1024
-"""More than torch can number, of all its types that have an allocator. More in a step is an attack."""
+"""More than torch can number, of all its types that have an allocator. More in a window is an attack."""
 
 FIRST_CATEGORIES = 12
 """How many categories the first version had."""

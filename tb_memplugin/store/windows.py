@@ -22,6 +22,7 @@ from tb_memplugin.proto.recording_pb2 import (
     Property,
     StepInfo,
 )
+from tb_memplugin.store.blob import MOST_DEVICES
 from tb_memplugin.store.columns import BLOCK_ROWS, decode, encode, expected_size
 from tb_memplugin.store.envelope import MOST_NAMES, RERECORD, EnvelopeReader, EnvelopeWriter, ReadRange
 from tb_memplugin.store.pairing import PAIRING, pairing_columns, stored_pairing
@@ -92,6 +93,10 @@ ROWS_OF_ANY_FILE, ROWS_PER_BYTE = 1 << 20, 16
 NAMES_OF_ANY_FILE, NAMES_PER_BYTE = 4 << 20, 100
 """What a small file may unpack to: rows of a table and bytes of names, and how many more per byte of file."""
 
+MOST_STACK_BYTES, STACK_BYTES_OF_ANY_FILE, STACK_BYTES_PER_BYTE = 16 << 30, 1 << 26, 100
+"""How many bytes the call stacks may have, each written out with all its frames, as tables do: at all, of a
+small file, and how many more per byte of file. Windows of 14 strangers' snapshots had 0 to 41 per byte."""
+
 UNPACKED_LATER = 1 << 17
 """From how many events on a column is unpacked when it is first read, from the file's content in memory."""
 
@@ -146,7 +151,8 @@ def write_window(stream: BinaryIO, trace: MemoryTrace, writer_id: str = "", wind
 
     Raises:
         OSError: writing to the stream failed.
-        MemPluginError: a table has more than `MOST_ROWS` rows, or a module `DEEPEST` others around it.
+        MemPluginError: a table has more than `MOST_ROWS` rows, a module `DEEPEST` others around it, or the
+            stacks `MOST_STACK_BYTES`.
     """
     if is_too_deep([module.parent for module in trace.modules]):
         raise MemPluginError(
@@ -157,10 +163,17 @@ def write_window(stream: BinaryIO, trace: MemoryTrace, writer_id: str = "", wind
     envelope = EnvelopeWriter(stream)
     columns = {name: _column(envelope, name, values) for name, values in _columns(trace)}
     columns |= {name: _column(envelope, name, values) for name, values in pairing_columns(trace, columns)}
-    raw = _names(trace).SerializeToString()
-    names = envelope.add(Chunk(), raw)
+    texts = _names(trace)
+    stack_bytes = _stack_bytes(texts)
+    if stack_bytes > MOST_STACK_BYTES:
+        raise MemPluginError(
+            f"The window's call stacks have {stack_bytes:,} bytes; a file can hold {MOST_STACK_BYTES:,}.",
+            where="stacks",
+            fix="Record fewer steps at a time, or without stacks.",
+        )
+    names = envelope.add(Chunk(), texts.SerializeToString())
     rows = max(column.rows for column in columns.values())
-    envelope.fill(_least_size(rows, names))  # readers refuse what claims more than its size allows
+    envelope.fill(_least_size(rows, names, stack_bytes))  # readers refuse what claims more than it allows
     footer = Footer(
         source=_utf8(trace.source),
         notes=map(_utf8, trace.notes),
@@ -380,14 +393,21 @@ class _WindowReader:
         if chunk.raw_size > min(MOST_NAMES, max(NAMES_OF_ANY_FILE, NAMES_PER_BYTE * self._size)):
             self._refuse(f"The names claim {chunk.raw_size} bytes.")
         try:
-            return Names.FromString(self._envelope.raw(chunk, chunk.raw_size))
+            names = Names.FromString(self._envelope.raw(chunk, chunk.raw_size))
         except DecodeError:
             self._refuse("The names cannot be read: they are damaged.")
+        stack_bytes = _stack_bytes(names)
+        most = max(STACK_BYTES_OF_ANY_FILE, STACK_BYTES_PER_BYTE * self._size)
+        if stack_bytes > min(MOST_STACK_BYTES, most):
+            self._refuse(f"The call stacks claim {stack_bytes:,} bytes.")
+        return names
 
     def _check(self, trace: MemoryTrace) -> None:
         """Refuse indices that point outside their tables. Nothing checks them again after this."""
         if not trace.steps:
             self._refuse("The file has no step.")
+        if len(trace.devices) > MOST_DEVICES:
+            self._refuse(f"The file has {len(trace.devices):,} devices.")
         ends = [edge for step in trace.steps for edge in (step.start_ns, step.end_ns)]
         if not -FARTHEST_NS <= min(ends) <= max(ends) <= FARTHEST_NS:
             self._refuse("A step is centuries away.")
@@ -478,11 +498,12 @@ def _column(envelope: EnvelopeWriter, name: str, values: np.ndarray) -> Column:
     return Column(name=name, rows=len(values), chunks=chunks)
 
 
-def _least_size(rows: int, names: Chunk) -> int:
-    """Return from which size in bytes on a file may have so many rows, and these names."""
+def _least_size(rows: int, names: Chunk, stack_bytes: int) -> int:
+    """Return from which size in bytes on a file may have so many rows, these names, and such stacks."""
     for_rows = rows // ROWS_PER_BYTE if rows > ROWS_OF_ANY_FILE else 0
     for_names = names.raw_size // NAMES_PER_BYTE if names.raw_size > NAMES_OF_ANY_FILE else 0
-    return max(for_rows, for_names)
+    for_stacks = -(-stack_bytes // STACK_BYTES_PER_BYTE) if stack_bytes > STACK_BYTES_OF_ANY_FILE else 0
+    return max(for_rows, for_names, for_stacks)
 
 
 def _names(trace: MemoryTrace) -> Names:
@@ -506,6 +527,19 @@ def _names(trace: MemoryTrace) -> Names:
         tensor_shapes=[size for tensor in trace.tensors for size in tensor.shape],
         tensor_strides=[stride for tensor in trace.tensors for stride in tensor.strides],
     )
+
+
+def _stack_bytes(names: Names) -> int:
+    """Return how many bytes the call stacks have, each written out, a sign after each frame.
+
+    Raises:
+        IndexError, ValueError: they have frames that the names lack, or other lengths than they claim.
+    """
+    if sum(names.stack_lengths) != len(names.stack_frames):
+        raise ValueError("the call stacks have other lengths than they claim")
+    sizes = np.array([len(frame) for frame in names.frames], np.int64)
+    used = np.fromiter(names.stack_frames, np.int64, len(names.stack_frames))
+    return int(sizes[used].sum()) + len(used)
 
 
 def _modules(names: Names) -> tuple[Module, ...]:

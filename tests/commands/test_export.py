@@ -9,6 +9,7 @@ import re
 import pytest
 
 from tb_memplugin import load
+from tb_memplugin.commands import options
 from tb_memplugin.store.writer import RunWriter
 from tests.commands.files import WRITTEN_FORMATS, refused, run, told
 from tests.snapshots import block, entries, segment, snapshot
@@ -172,11 +173,19 @@ def test_an_option_of_another_format_is_refused(recording, tmp_path, format_, op
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("command", [("export", "--to", "csv"), ("json",), ("profile", "--by", "categories")])
+def test_a_file_that_would_fill_the_disk_is_refused(recording, tmp_path, monkeypatch, command):
+    monkeypatch.setattr(options, "MOST_OUTPUT_BYTES", 100)
+    assert "more than 100 bytes" in refused(*command, recording, "-o", tmp_path / "out")
+    assert list(tmp_path.iterdir()) == [recording]
+    assert run(*command, recording, "-o", "-").exit_code == 0
+
+
 @pytest.mark.parametrize("name", ["export", "profile", "json"])
 def test_the_recording_itself_is_not_overwritten(recording, name):
     before = recording.read_bytes()
-    options = {"export": ["--to", "csv"], "profile": ["--by", "categories"], "json": []}[name]
-    assert "replace the recording" in refused(name, recording, *options, "-o", recording)
+    arguments = {"export": ["--to", "csv"], "profile": ["--by", "categories"], "json": []}[name]
+    assert "replace the recording" in refused(name, recording, *arguments, "-o", recording)
     assert recording.read_bytes() == before
 
 

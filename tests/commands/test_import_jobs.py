@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -14,6 +15,7 @@ import pytest
 from tb_memplugin.commands import import_, main
 from tb_memplugin.commands.import_ import outcomes
 from tb_memplugin.errors import MemPluginError
+from tb_memplugin.store import files
 from tests.commands.files import failing_snapshot, run, step_snapshot, told, write
 from tests.commands.test_import import recorded
 
@@ -237,3 +239,73 @@ def test_a_real_interrupt_leaves_no_process(dumps, logdir, interrupt):
     with pytest.raises(ProcessLookupError):
         os.killpg(started.pid, 0)
     assert recorded(logdir) == EXPECTED
+
+
+@pytest.mark.parametrize("broken", ["logdir", "read"])
+def test_a_watched_file_is_imported_when_the_file_system_works_again(dumps, logdir, monkeypatch, broken):
+    works, open_ranges = dumps.parent / "works", files.open_ranges
+
+    def opened(path):
+        if str(path).endswith(".pickle") and not works.exists():
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return open_ranges(path)
+
+    def wait(_seconds):
+        if next(looks) == 3:
+            works.touch()
+            logdir.unlink(missing_ok=True)
+
+    if broken == "logdir":
+        logdir.touch()  # no folder can be made there
+    else:
+        monkeypatch.setattr(files, "open_ranges", opened)
+    looks = interrupted_after(5)
+    monkeypatch.setattr("tb_memplugin.commands.import_.time.sleep", wait)
+    result = run(*job(logdir, dumps, "--watch", "--json"))
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["failed"] == []
+    assert recorded(logdir) == EXPECTED
+
+
+def test_a_damaged_watched_file_is_read_once(dumps, logdir, monkeypatch):
+    (dumps / "rank8.pickle").write_bytes(b"damaged")
+    opened, open_ranges, looks = dumps.parent / "opened", files.open_ranges, interrupted_after(5)
+
+    def noted(path):
+        with opened.open("a") as stream:
+            stream.write(f"{path}\n")
+        return open_ranges(path)
+
+    monkeypatch.setattr(files, "open_ranges", noted)
+    monkeypatch.setattr("tb_memplugin.commands.import_.time.sleep", lambda _: next(looks))
+    assert run(*job(logdir, dumps, "--watch")).exit_code == 2
+    assert opened.read_text().count("rank8.pickle") == 1
+    assert recorded(logdir) == EXPECTED
+
+
+def test_watching_goes_on_while_a_remote_folder_cannot_be_listed(logdir, monkeypatch):
+    import fsspec
+
+    store, looks = fsspec.filesystem("memory"), interrupted_after(6)
+    store.pipe("/watched/rank0.pickle", pickle.dumps(step_snapshot(300)))
+    glob = type(store).glob
+
+    def listed(self, *arguments, **options):
+        if listings.append(1) or len(listings) in (2, 3, 5):
+            raise OSError(errno.EIO, "refused")
+        return glob(self, *arguments, **options)
+
+    listings: list[int] = []
+    monkeypatch.setattr(type(store), "glob", listed)
+    monkeypatch.setattr("tb_memplugin.commands.import_.time.sleep", lambda _: next(looks))
+    result = run(*job(logdir, "memory://watched", "--watch"))
+    store.rm("/watched", recursive=True)
+    assert result.exit_code == 0, result.output
+    assert result.stderr.count("refused") == 2  # each time that it begins
+    assert recorded(logdir) == EXPECTED[:1]
+
+
+def interrupted_after(count):
+    """Yield numbers from 1, then raise what Ctrl-C does."""
+    yield from range(1, count + 1)
+    raise KeyboardInterrupt

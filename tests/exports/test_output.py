@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.exports.output import replacing
+from tb_memplugin.exports.output import at_most, replacing
 
 
 def names(folder):
@@ -32,6 +32,23 @@ def test_a_failure_leaves_the_old_file_and_no_other(tmp_path):
         stream.writelines(text.encode("ascii") for text in ("half", "é"))
     assert target.read_text() == "old"
     assert names(tmp_path) == ["out.json"]
+
+
+def test_a_file_that_would_be_too_large_is_refused_and_the_old_one_stays(tmp_path):
+    target = tmp_path / "out.csv"
+    with at_most(20_000, "Do without."):
+        with replacing(target) as stream:
+            stream.writelines([b"x" * 999 + b"\n"] * 20)
+        with pytest.raises(MemPluginError, match="than 20,000 bytes") as told, replacing(target) as stream:
+            stream.writelines([b"x" * 999 + b"\n"] * 20 + [b"y"])
+        with replacing("/dev/null") as stream:
+            stream.write(bytes(20_001))
+    assert (told.value.where, told.value.fix) == (str(target), "Do without.")
+    assert target.stat().st_size == 20_000
+    assert names(tmp_path) == ["out.csv"]
+    with replacing(target) as stream:
+        stream.write(bytes(20_001))
+    assert target.stat().st_size == 20_001
 
 
 def test_the_root_folder_is_no_place_either():

@@ -152,6 +152,18 @@ def test_a_full_disk_is_told_and_leaves_nothing_behind(tab, baseline, monkeypatc
     assert list(folders[0].iterdir()) == []
 
 
+def test_a_file_that_would_be_too_large_is_refused_and_leaves_nothing_behind(tab, baseline, monkeypatch):
+    size = tab.get("export_about", **baseline, to="csv")["bytes"]
+    asked(tab, **baseline, to="csv").get_data()
+    monkeypatch.setattr(export, "MOST_BYTES", size - 1)
+    status, error = tab.refused("export_about", **baseline, to="csv")
+    assert status == 400
+    assert error["what"] == f"The file would have more than {size - 1:,} bytes."
+    assert "tb-memplugin export" in error["fix"]
+    assert "/" not in error["where"].replace("demo/baseline", "")
+    assert list(export.EXPORTS._folder.iterdir()) == []
+
+
 def test_files_vanish_when_they_were_fetched_and_when_newer_ones_wait(tab, baseline, monkeypatch):
     written = []
 

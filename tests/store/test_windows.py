@@ -546,3 +546,39 @@ def test_a_window_of_equal_rows_and_alike_stacks_is_readable_though_it_takes_lit
     assert len(content) < 1 << 18
     assert len(read(content).events) == 1_100_000
     assert read(content).stacks == stacks
+
+
+def test_more_devices_than_a_machine_can_have_are_refused():
+    devices = tuple(Device(f"cuda:{number}") for number in range(1025))
+    window = trace("alloc 512 a")
+    assert read(written(replace(window, devices=devices[:1024]))).devices == devices[:1024]
+    with pytest.raises(UnreadableFileError, match="The file has 1,025 devices"):
+        read(written(replace(window, devices=devices)))
+
+
+def test_call_stacks_that_would_fill_the_memory_where_they_are_written_out_are_refused(monkeypatch):
+    deep = replace(trace("alloc 512 a"), stacks=(("f" * 1199,) * 1_000_000,))  # 1,200 bytes each, with a sign
+    with monkeypatch.context() as patched:
+        patched.setattr(windows, "STACK_BYTES_OF_ANY_FILE", 1 << 40)
+        small = written(deep)
+    assert len(small) < 2_000
+    with pytest.raises(UnreadableFileError, match="The call stacks claim 1,200,000,000 bytes"):
+        read(small)
+    large = written(deep)  # what a writer writes is readable: the rest is zeros
+    assert len(large) > 12_000_000
+    assert read(large).stacks == deep.stacks
+    monkeypatch.setattr(windows, "MOST_STACK_BYTES", 1_199_999_999)
+    with pytest.raises(MemPluginError, match="call stacks have 1,200,000,000 bytes"):
+        written(deep)
+
+
+@pytest.mark.parametrize("lengths", [[2], [2, 2], [2, 1, 1]])
+def test_call_stacks_of_other_lengths_than_they_claim_are_refused(lengths, monkeypatch):
+    texts = windows._names(replace(trace("alloc 1 a"), stacks=(("inner", "outer"), ("outer",))))
+    texts.stack_lengths[:] = lengths
+    with monkeypatch.context() as patched:
+        patched.setattr(windows, "_names", lambda _: texts)
+        patched.setattr(windows, "_stack_bytes", lambda _: 0)
+        content = written(trace("alloc 1 a"))
+    with pytest.raises(UnreadableFileError, match="other lengths than they claim"):
+        read(content)

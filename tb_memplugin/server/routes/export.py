@@ -21,6 +21,7 @@ from werkzeug import wrappers, wsgi
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports.formats import FORMATS, Format, write_as
+from tb_memplugin.exports.output import at_most
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Session
 from tb_memplugin.server.turns import holding
@@ -29,6 +30,9 @@ from tb_memplugin.trace import MemoryTrace
 
 MOST_WAITING = 2
 """How many files may wait to be fetched. A file of a million events can have hundreds of megabytes."""
+
+MOST_BYTES = 1_000_000_000
+"""The largest file: a recording of some kilobytes can name far more than a disk has."""
 
 _Key = tuple[str, int, int, str]
 
@@ -112,10 +116,13 @@ class Exports:
 
 def _written(format_: str, trace: MemoryTrace, path: Path, title: str) -> tuple[str, ...]:
     try:
-        return write_as(format_, trace, path, title)
+        with at_most(MOST_BYTES, "Write it with the command, which takes more: tb-memplugin export."):
+            return write_as(format_, trace, path, title)
     except MemPluginError as error:
         if isinstance(error.__cause__, OSError):
             raise _no_room(error.what) from error
+        if error.where == str(path):  # which says nothing to the client
+            raise MemPluginError(error.what, where=title, fix=error.fix) from error
         raise
 
 
