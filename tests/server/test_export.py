@@ -162,7 +162,8 @@ def test_a_file_that_would_be_too_large_is_refused_and_leaves_nothing_behind(tab
     assert "tb-memplugin export" in error["fix"]
     assert "/" not in error["where"].replace("demo/baseline", "")
     folder = export.EXPORTS._folder
-    assert folder is not None and list(folder.iterdir()) == []
+    assert folder is not None
+    assert list(folder.iterdir()) == []
 
 
 def test_files_vanish_when_they_were_fetched_and_when_newer_ones_wait(tab, baseline, monkeypatch):
