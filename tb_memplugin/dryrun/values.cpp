@@ -101,6 +101,8 @@ const std::unordered_set<std::string> kSkipped = {
 const std::unordered_set<std::string> kOnlyWrites = {
     "aten::copy_", "aten::fill_", "aten::zero_", "aten::normal_", "aten::uniform_", "aten::random_", "aten::bernoulli_",
     "aten::exponential_", "aten::geometric_", "aten::cauchy_", "aten::log_normal_"};
+// Operators that write elements which they are told. Where these are all, it does not matter what was there.
+const std::unordered_set<std::string> kWritesSome = {"aten::scatter_", "aten::index_put_", "aten::index_copy_"};
 // Operators that read a number on the host to know how large their results are; `equal` returns it, and `normal` checks
 // that no deviation is negative.
 const std::unordered_set<std::string> kReadFirst = {"aten::nonzero", "aten::_unique2", "aten::unique_consecutive",
@@ -212,6 +214,7 @@ const at::Generator& numbers() {
 struct Observed : at::ObserverContext {
     const Operator* op = nullptr;
     Stack arguments;  // on the host, where values are computed
+    Tensor over_zeros;  // the argument of an operator that writes some elements, if what was there is not known
     bool computes = true, done = false, reads = false;
     std::optional<bool> found;  // of an operator that looks for values that are not finite, in those that are
     std::optional<bool> dominated;  // of `and` and `or`, what one known mask makes of all
@@ -232,9 +235,11 @@ bool take(Observed& it, const Tensor& tensor, bool written, Tensor& out) {
     it.bytes += span(tensor);
     it.integers &= c10::isIntegralType(tensor.scalar_type(), true);
     if (it.bytes > (it.integers ? kMostIntegerBytes : kMostBytes)) return false;
-    if (!(written && it.op->ignores_written) && !is_known(tensor)) return false;
     out = on_host(tensor);
     if (written) out = out.clone();
+    if ((written && it.op->ignores_written) || is_known(tensor)) return true;
+    if (!written || !kWritesSome.count(it.op->name)) return false;
+    it.over_zeros = out.zero_();
     return true;
 }
 
@@ -292,7 +297,14 @@ bool compute(Observed& it) {
     }
     bool done = true;
     try {
+        Tensor over_ones;
+        if (it.over_zeros.defined()) {
+            Stack again = it.arguments;
+            again[0] = over_ones = it.over_zeros.clone().fill_(1);
+            it.op->handle.callBoxed(&again);
+        }
         it.op->handle.callBoxed(&it.arguments);
+        done = !over_ones.defined() || over_ones.equal(it.over_zeros);
     } catch (...) {
         done = false;
     }

@@ -26,6 +26,13 @@ said = {
     "drawn": torch.distributions.Categorical(logits=torch.randn(4, 6, device=d)).sample().shape[0],
     "fourier": torch.fft.rfft(torch.ones(4, device=d)).real.tolist(),
 }
+order = torch.tensor([2, 0, 3, 1], device=d)
+said["inverse"] = torch.empty_like(order).scatter_(0, order, torch.arange(4, device=d)).tolist()
+packed = torch.nn.utils.rnn.pack_padded_sequence(
+    torch.ones(4, 3, 2, device=d), torch.tensor([1, 3, 2, 1]), batch_first=True, enforce_sorted=False
+)
+said["lengths"] = torch.nn.utils.rnn.pad_packed_sequence(packed, batch_first=True)[1].tolist()
+said["some"] = torch.randn(2, 1 << 20, device=d)[0, :4].index_copy_(0, v[1:3], v[1:3].float()).tolist()
 column = torch.empty(4, 4, device=d)
 column[:, 1] = 5
 said["column"] = column[:, 1].tolist()

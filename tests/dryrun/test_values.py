@@ -47,6 +47,9 @@ def test_small_values_are_computed_and_others_are_asked_for(capfd: pytest.Captur
         "scaled": 65536.0,
         "drawn": 4,
         "fourier": [4.0, 0.0, 0.0],
+        "inverse": [1, 3, 0, 2],
+        "lengths": [1, 3, 2, 1],
+        "some": [1.0, 1.0, 1.0, 1.0],
         "column": [5.0, 5.0, 5.0, 5.0],
         "learns": True,
         "host's numbers stay": True,
@@ -77,6 +80,6 @@ def test_a_hint_answers_what_was_not_computed() -> None:
         hints={f"idioms.py:{LAST_LINE}": False},
     )
     assert step.notes[0] == "The program ran to its end."
-    assert any("idioms.py:52 copies values that were not computed" in note for note in step.notes)
+    assert any("idioms.py:59 copies values that were not computed" in note for note in step.notes)
     assert {FINITE, FOURIER, SOLVERS, SPARSE} <= set(step.notes)
     assert any(note.startswith(EVERY_STEP) for note in step.notes)
