@@ -214,6 +214,7 @@ const at::Generator& numbers() {
 struct Observed : at::ObserverContext {
     const Operator* op = nullptr;
     Stack arguments;  // on the host, where values are computed
+    Stack selected_from;  // the inputs of an operator that selects by a mask, which is known once it was asked for
     Tensor over_zeros;  // the argument of an operator that writes some elements, if what was there is not known
     bool computes = true, done = false, reads = false;
     std::optional<bool> found;  // of an operator that looks for values that are not finite, in those that are
@@ -270,6 +271,17 @@ bool take(Observed& it, const IValue& value, bool written, bool is_generator, IV
         out = list;
     } else if (value.isDevice() && value.toDevice().is_cuda()) {
         out = c10::Device(c10::kCPU);
+    }
+    return true;
+}
+
+// The arguments of an operator that writes none; false if one is not known.
+bool take_all(Observed& it, const Stack& inputs) {
+    it.bytes = 0;
+    for (const IValue& input : inputs) {
+        IValue host;
+        if (!take(it, input, false, false, host)) return false;
+        it.arguments.push_back(host);
     }
     return true;
 }
@@ -404,6 +416,7 @@ std::unique_ptr<at::ObserverContext> start(const at::RecordFunction& fn) {
         it->arguments.clear();
         it->host_written.clear();
         it->dominated = dominated(*op, inputs);
+        if (op->name == "aten::index") it->selected_from.assign(inputs.begin(), inputs.end());
         it->found = it->dominated ? it->dominated : finds_in_finite(*op, inputs);
     }
     if (op->name == "aten::copy_" && inputs.size() > 1 && inputs[0].isTensor() && inputs[0].toTensor().device().is_cpu())
@@ -453,8 +466,9 @@ void end(const at::RecordFunction& fn, at::ObserverContext* context) {
     Observed& it = *static_cast<Observed*>(context);
     if (kReadFirst.count(it.op->name)) answer_reads(0, 0);
     const auto& outputs = fn.outputs();
-    const bool computed = it.computes && (it.done || compute(it));
     Apart apart;
+    if (!it.selected_from.empty()) it.computes = take_all(it, it.selected_from);
+    const bool computed = it.computes && (it.done || compute(it));
     if (!computed) {
         const bool unscales = it.op->name == kUnscale;  // values that are not known are taken to be finite
         for (const IValue& out : outputs)

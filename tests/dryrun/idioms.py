@@ -70,6 +70,8 @@ said["joined"] = [
     (unknown[0] | ~false[0]).item(),
     bool(false[0] & unknown.all()),
 ]
+rows = torch.arange(2048, device=d)
+said["selected rows"] = [large[rows[unknown][3], :2].shape[0], rows[unknown].tolist() == rows.tolist()]
 said["printed"] = str(large[0, :2]).partition(", d")[0]
 said["normal"] = list(torch.normal(0.0, large.exp()).shape)
 said["eigenvalues"] = torch.linalg.eigvalsh(torch.diag(v.float())).tolist()

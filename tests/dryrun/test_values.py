@@ -59,6 +59,7 @@ def test_small_values_are_computed_and_others_are_asked_for(capfd: pytest.Captur
         "large rows": [[2048, 2048], [2048, 2048]],
         "counted": [2048 * 2048, 2048],
         "joined": [False, True, False],
+        "selected rows": [2, True],
         "printed": "tensor([1., 1.]",
         "normal": [2048, 2048],
         "eigenvalues": [0.0, 0.0, 1.0, 2.0],
