@@ -299,6 +299,30 @@ def test_a_loss_of_what_several_forwards_returned_is_no_sum(count: int, is_sum: 
         assert "No backward" in why(history, "summed_losses")
 
 
+@pytest.mark.parametrize(
+    ("scalars", "is_sum"),
+    [
+        (["aten::add"], True),
+        (["aten::mul", "aten::mul", "aten::add"], True),
+        (["aten::sub", "aten::log_sigmoid", "aten::neg"], False),
+        (["aten::sub", "aten::pow"], False),
+        ([""], True),
+        (["", ""], False),
+    ],
+)
+def test_a_loss_of_a_pair_needs_both_forwards(scalars: list[str], is_sum: bool) -> None:
+    """Without operators, only what takes one scalar is surely a sum of two."""
+    joined = [
+        f"alloc 4 s{row} operator={name}".removesuffix(" operator=") for row, name in enumerate(scalars)
+    ]
+    lines = [*layers(*FORWARD, "alloc 4 l# phase=forward operator=aten::mean", count=2), *joined]
+    history = trace("start 400 w", *lines, "alloc 30 g phase=backward category=gradient")
+    if is_sum:
+        assert found(history, "summed_losses").bytes == 154
+    else:
+        assert "No backward" in why(history, "summed_losses")
+
+
 @pytest.mark.parametrize("hands_on", ["nothing", "gradients", "saved"])
 def test_forwards_that_hand_on_what_they_return_have_one_graph(hands_on: str) -> None:
     """Stages with a loss each. The gradient of a stage's input (70) is born after all that the stage kept.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -31,6 +32,12 @@ SMALL = 0.01
 
 MOST_JOINED = 2
 """Most scalars, beside one for each forward, that a sum of losses takes: with more, it is no sum."""
+
+MOST_UNNAMED = 1
+"""Most scalars that join two forwards, if it is not known what computes them: a sum takes one."""
+
+_NO_SUM = re.compile(r"log|exp|sigmoid|soft|relu|clamp|pow|square|sqrt|abs|tanh|max|min|norm|loss")
+"""Operators of losses that need the results of all forwards, as of preferences."""
 
 
 def summed_losses(judged: Judged) -> Result:
@@ -147,7 +154,15 @@ def _are_summed(blocks: StepBlocks, scalar: Bool, calls: list[Int64]) -> bool:
     last = blocks.born[calls[-1][blocks.bytes[calls[-1]] > SCALAR]].max(initial=-1)
     after, since = scalar & (blocks.born > last), blocks.born > blocks.born[calls[0][0]]
     joined = after & ~np.isin(blocks.kinds, blocks.kinds[scalar & since & ~after])
+    if (joined & blocks.of(_is_no_sum)).any():
+        return False
+    if len(calls) == 2 and (joined & blocks.of(lambda origin: not origin.names)).sum() > MOST_UNNAMED:
+        return False
     return bool(joined.sum() <= len(calls) + MOST_JOINED)
+
+
+def _is_no_sum(origin: Origin) -> bool:
+    return any(_NO_SUM.search(name) for name in origin.names)
 
 
 def _are_chained(judged: Judged, begin: int, end: int, calls: list[Int64]) -> bool:
