@@ -174,6 +174,11 @@ class Judged:
         """The blocks of this step."""
         return self.result(_step_blocks)
 
+    @property
+    def window(self) -> StepBlocks:
+        """The blocks of all steps."""
+        return self.blocks if len(self.trace.steps) == 1 else self.result(_window_blocks)
+
     def beside(self, device: int) -> Judged:
         """Return another device of the trace."""
         return Judged(self.trace, device, self._shared)
@@ -291,6 +296,10 @@ def _step_blocks(judged: Judged) -> StepBlocks:
     step, blocks = judged.step, judged.trace.allocations
     rows = blocks.alive_between(step.first, step.end, judged.device)
     return _blocks(judged.trace, step, rows.astype(np.int64))
+
+
+def _window_blocks(judged: Judged) -> StepBlocks:
+    return window_blocks(judged.trace, judged.device)
 
 
 def window_blocks(trace: MemoryTrace, device: int) -> StepBlocks:

@@ -13,7 +13,7 @@ from tb_memplugin.analysis.steps import highest_step
 from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase, Reason
 from tb_memplugin.trace.result import AnalysisResult, ResultTable
-from tb_memplugin.trace.tables import Rows
+from tb_memplugin.trace.tables import CERTAIN, Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class LiveAllocation(AnalysisResult):
     born_ns: int | None
     freed_ns: int | None
     reason: Reason = Reason.NOT_RECORDED
-    module_confidence: int = 100
+    module_confidence: int = CERTAIN
     tensor: str | None = None
 
 

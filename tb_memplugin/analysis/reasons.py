@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tb_memplugin.analysis.moments import LiveAllocation, live_allocation
 from tb_memplugin.trace import Category, MemoryTrace, Phase, Reason
-from tb_memplugin.trace.tables import NOT_NAMED, OUTSIDE, module_text
+from tb_memplugin.trace.tables import CERTAIN, NOT_NAMED, OUTSIDE, module_text
 
 _PHASES = {
     Phase.OTHER: "outside forward, backward and optimizer",
@@ -42,7 +42,7 @@ def reason_of(block: LiveAllocation) -> str:
         growth=block.name or "grows by the same bytes in each call",
     )
     sentence = f"{_subject(block)}: {why}"
-    if block.module_confidence < 100 and block.module not in (None, NOT_NAMED):
+    if block.module_confidence < CERTAIN and block.module not in (None, NOT_NAMED):
         sentence += f" (the module is inferred, {block.module_confidence} % sure)"
     return sentence
 

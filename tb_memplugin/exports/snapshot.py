@@ -23,7 +23,7 @@ from tb_memplugin.exports.output import replacing, written_by
 from tb_memplugin.trace import Kind, MemoryTrace, Phase
 from tb_memplugin.trace.allocator import RESERVE_SIGN, rounded_by_rule
 from tb_memplugin.trace.frames import read_frame
-from tb_memplugin.trace.tables import MODULE_MARK, Bool, Int64, code_mask
+from tb_memplugin.trace.tables import CERTAIN, MODULE_MARK, Bool, Int64, code_mask
 
 PROTOCOL = 4
 """The pickle protocol. PyTorch's own viewer shows nothing for protocol 5 (pytorch#183842)."""
@@ -274,7 +274,7 @@ class Entries:
         modules = [f"{MODULE_MARK}{module.key}" if module.is_module else "" for module in self._trace.modules]
         events, rows = self._trace.events, self._events
         # What was inferred is left out: a reader of the snapshot would take it for recorded.
-        recorded = np.where(events.module_confidence == 100, events.module, -1)
+        recorded = np.where(events.module_confidence == CERTAIN, events.module, -1)
         pairs = zip(events.label[rows].tolist(), recorded[rows].tolist(), strict=True)
         return [
             labels[label] if label >= 0 else modules[module] if module >= 0 else "" for label, module in pairs

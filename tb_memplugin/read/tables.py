@@ -48,11 +48,15 @@ MOST_MODULES = 1 << 17
 
 
 class ModuleTree:
-    """The modules that names such as `layers.0.mlp` imply: `(not named)` first, parents before children."""
+    """The modules that names such as `layers.0.mlp` imply, parents before children.
 
-    def __init__(self) -> None:
-        self._rows: dict[str, int] = {}
-        self._modules = [Module(NOT_NAMED)]
+    Args:
+        modules: with which it begins; without them it has the row `(not named)`.
+    """
+
+    def __init__(self, modules: Iterable[Module] = ()) -> None:
+        self._modules = [*modules] or [Module(NOT_NAMED)]
+        self._rows = {module.key: row for row, module in enumerate(self._modules) if module.key != NOT_NAMED}
 
     def add(self, fqn: str, class_name: str = "") -> int:
         """Return the row of a module, adding it and the modules that enclose it if they are new."""

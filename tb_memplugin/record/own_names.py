@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -13,6 +13,7 @@ from torch import nn
 
 from tb_memplugin.read.layers.inferred import with_inferred_layers
 from tb_memplugin.read.layers.own_modules import ModelModule
+from tb_memplugin.read.tables import ModuleTree
 from tb_memplugin.record.modules import ModuleNames, clean_name
 from tb_memplugin.record.storages import (
     Sighting,
@@ -27,6 +28,7 @@ from tb_memplugin.record.torch_private.modules import children_of, items_of
 from tb_memplugin.trace import MemoryTrace, Module, Note, Reason
 from tb_memplugin.trace.notes import MODULES_INFERRED
 from tb_memplugin.trace.replay import attributed
+from tb_memplugin.trace.tables import CERTAIN
 
 ALLOCATES = frozenset(
     (
@@ -48,9 +50,6 @@ ALLOCATES = frozenset(
     )
 )
 """Classes of which each call allocates its output."""
-
-SURE = 100
-"""`Events.module_confidence` of what was recorded."""
 
 COLUMNS = ("category", "module", "module_confidence", "label", "reason")
 """What is known of the blocks of parameters, buffers, gradients and optimizer state."""
@@ -124,7 +123,7 @@ def _with_sightings(
     Args:
         modules: what `Sighting.module` is a row of.
     """
-    table, labels = _Modules(trace.modules), [*trace.labels]
+    tree, labels = ModuleTree(trace.modules), [*trace.labels]
     label_rows = {label: row for row, label in enumerate(labels)}
     blocks, before = trace.allocations, len(trace.start)
     matched = match_sightings(
@@ -143,16 +142,18 @@ def _with_sightings(
         columns["label"][row] = label_rows[sighting.label]
         columns["category"][row], columns["reason"][row] = sighting.category, Reason.HELD
         if sighting.module >= 0:
-            columns["module"][row] = table.row_of(modules[sighting.module])
-            columns["module_confidence"][row] = SURE
+            columns["module"][row] = tree.add(
+                modules[sighting.module].key, modules[sighting.module].class_name
+            )
+            columns["module_confidence"][row] = CERTAIN
     named_start, named_events = replace(trace.start, **start), replace(trace.events, **events)
-    is_inferred = (named_events.module > 0) & (named_events.module_confidence < SURE)
+    is_inferred = (named_events.module > 0) & (named_events.module_confidence < CERTAIN)
     allocated = blocks.born[before:]
     return replace(
         trace,
         start=named_start,
         events=named_events,
-        modules=tuple(table.modules),
+        modules=tree.as_tuple(),
         labels=tuple(labels),
         notes=_with_inferred(trace.notes, int(named_events.bytes[allocated][is_inferred[allocated]].sum())),
         paired=attributed(blocks, named_events, named_start),
@@ -168,20 +169,3 @@ def _with_inferred(notes: Sequence[Note], inferred: int) -> tuple[Note, ...]:
         inferred,
     )
     return tuple(note if each.code == MODULES_INFERRED else each for each in notes)
-
-
-class _Modules:
-    """A trace's table of modules, which grows: parents before children."""
-
-    def __init__(self, modules: Iterable[Module]) -> None:
-        self.modules = [*modules]
-        self._rows = {module.key: row for row, module in enumerate(self.modules)}
-
-    def row_of(self, module: Module) -> int:
-        """Return the row of a module by its key, which is added with those around it if it is new."""
-        if module.key not in self._rows:
-            around = module.key.rpartition(".")[0]
-            parent = self.row_of(Module(around)) if module.key else -1
-            self._rows[module.key] = len(self.modules)
-            self.modules.append(replace(module, parent=parent))
-        return self._rows[module.key]

@@ -38,7 +38,7 @@ from tb_memplugin.store.windows import of_another_window, read_window
 from tb_memplugin.trace import Category, Cause, Counter, MemoryTrace, Moment, Phase, Reason, WholeDevice
 from tb_memplugin.trace.counters import code_of
 from tb_memplugin.trace.step_figures import StepFigures, WatchedSteps, joined_before
-from tb_memplugin.trace.tables import NOT_NAMED
+from tb_memplugin.trace.tables import CERTAIN, NOT_NAMED
 
 MOST_FOREIGN_FOLDERS = 100_000
 """A folder is no logdir if none of its first so many folders has a recording."""
@@ -167,7 +167,7 @@ def largest_at_peak(summary: StepSummary, device: DeviceSummary) -> Iterator[Liv
     blocks, epoch = device.peak.largest, summary.metadata.epoch_ns
     modules = [None if row < 0 else summary.modules.keys[row] for row in blocks.modules]
     reasons = blocks.reasons or [Reason.NOT_RECORDED] * len(blocks.bytes)
-    confidences = blocks.module_confidences or [100] * len(blocks.bytes)
+    confidences = blocks.module_confidences or [CERTAIN] * len(blocks.bytes)
     tensors = blocks.tensors or [""] * len(blocks.bytes)
     for row, size in enumerate(blocks.bytes):
         born_ns, freed_ns = blocks.born_ns[row], blocks.freed_ns[row]

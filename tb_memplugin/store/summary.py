@@ -26,7 +26,7 @@ from tb_memplugin.store.whole_devices import packed_whole
 from tb_memplugin.trace import STACKING_ORDER, Category, MemoryTrace, Note, OutOfMemory, Phase, Spans
 from tb_memplugin.trace.labels import DUMP_OF
 from tb_memplugin.trace.notes import STEP_NOT_ENDED, SUMMARY_SHORTENED
-from tb_memplugin.trace.tables import Int64, differences
+from tb_memplugin.trace.tables import CERTAIN, Int64, differences
 
 CURVE_COLUMNS = 200
 LARGEST, LONGEST_CALLS = 30, 300
@@ -305,7 +305,7 @@ class WindowSummaries:
             born_ns=self._times(blocks.born[rows]),
             freed_ns=self._times(blocks.freed[rows]),
             reasons=blocks.reason[rows].tolist(),
-            module_confidences=confidences.tolist() if (confidences != 100).any() else [],
+            module_confidences=confidences.tolist() if (confidences != CERTAIN).any() else [],
             tensors=[readable(tensor_name(trace, row) or "") for row in rows.tolist()],
         )
 

@@ -95,7 +95,7 @@ NAMES_OF_ANY_FILE, NAMES_PER_BYTE = 4 << 20, 100
 
 MOST_STACK_BYTES, STACK_BYTES_OF_ANY_FILE, STACK_BYTES_PER_BYTE = 16 << 30, 1 << 26, 100
 """How many bytes the call stacks may have, each written out with all its frames, as tables do: at all, of a
-small file, and how many more per byte of file. Windows of 14 strangers' snapshots had 0 to 41 per byte."""
+small file, and how many more per byte of file."""
 
 UNPACKED_LATER = 1 << 17
 """From how many events on a column is unpacked when it is first read, from the file's content in memory."""

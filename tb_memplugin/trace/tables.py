@@ -289,6 +289,9 @@ START_DTYPES: dict[str, np.dtype[np.generic]] = {
 }
 """The dtype of each column of `StartState`, in the order of its fields."""
 
+CERTAIN = 100
+"""The `module_confidence` of modules that were recorded; of inferred ones it is less, in percent."""
+
 ABSENT: dict[str, int] = {
     **dict.fromkeys(
         ("operator", "module", "label", "stack", "stream", "pool", "context", "forward", "tensor"), -1
@@ -296,7 +299,7 @@ ABSENT: dict[str, int] = {
     "reserved": -1,
     "rounded": -1,
     "category": Category.UNKNOWN,
-    "module_confidence": 100,
+    "module_confidence": CERTAIN,
 }
 """Values for columns of `Events` or `StartState` that a source does not know; 0 for columns not listed."""
 

@@ -21,12 +21,11 @@ from tb_memplugin.analysis.block_origins import (
     StepBlocks,
     freed_by_program,
     freed_by_python,
-    window_blocks,
 )
 from tb_memplugin.analysis.findings import Result
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.kinds import NOT_DATA
-from tb_memplugin.trace.tables import Bool, Int64
+from tb_memplugin.trace.tables import CERTAIN, Bool, Int64
 
 SOON = 16
 """A variable was bound again if its old block is freed within so many events of the new one's birth."""
@@ -55,7 +54,7 @@ def previous_result(judged: Judged) -> Result:
     if not blocks.are_known:
         return UNKNOWN_ORIGINS
     forward = trace.allocations.phase[blocks.rows] == Phase.FORWARD
-    module = np.where(trace.allocations.module_confidence == 100, trace.allocations.module + 1, 0)
+    module = np.where(trace.allocations.module_confidence == CERTAIN, trace.allocations.module + 1, 0)
     recorded = (
         np.unique(blocks.kinds, return_inverse=True)[1] * (len(trace.modules) + 1) + module[blocks.rows]
     )
@@ -105,7 +104,7 @@ def _overwritten(judged: Judged) -> tuple[Int64, Int64]:
     several, or the step before. Of few sites they are states, which the next forward reads. Without hooks
     they are needed until their backward ends or, without one, until `BEHIND` others are born.
     """
-    trace, blocks, window = judged.trace, judged.blocks, judged.result(_window)
+    trace, blocks, window = judged.trace, judged.blocks, judged.window
     kept = np.isin(blocks.rows, window.rows[_is_overwritten(trace, window)])
     born, size = (
         np.append(blocks.born[kept], np.full(BEHIND, NO_MORE)),
@@ -121,10 +120,6 @@ def _overwritten(judged: Judged) -> tuple[Int64, Int64]:
     behind = born[np.searchsorted(born, blocks.born[chosen]) + BEHIND]
     needed = np.where(blocks.born[chosen] < 0, -1, np.where(ends < NO_MORE, ends, behind))
     return chosen, np.minimum(needed, blocks.freed[chosen]) + 1
-
-
-def _window(judged: Judged) -> StepBlocks:
-    return judged.blocks if len(judged.trace.steps) == 1 else window_blocks(judged.trace, judged.device)
 
 
 def _is_overwritten(trace: MemoryTrace, window: StepBlocks) -> Bool:
@@ -173,7 +168,7 @@ def _piled_up(
     unused &= ~np.isin(phase, (Phase.BACKWARD, Phase.OPTIMIZER)) & may_be_result
     outside = blocks.of(is_outside)
     of_module = np.unique(blocks.kinds, return_inverse=True)[1] * len(is_module) + module + 1
-    window = judged.result(_window)
+    window = judged.window
     runs = (trace.allocations.phase[window.rows] == Phase.FORWARD) & (window.born >= 0)
     calls = window.born[runs & ~window.of(is_outside)]
     yield _pile(blocks, unused & forward & (is_module[module] | outside), of_module, window.born[runs])

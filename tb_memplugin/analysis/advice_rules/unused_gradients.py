@@ -9,7 +9,7 @@ from operator import or_
 import numpy as np
 
 from tb_memplugin.analysis.autograd_graphs import NO_MORE, Backwards
-from tb_memplugin.analysis.block_origins import Judged, StepBlocks, window_blocks
+from tb_memplugin.analysis.block_origins import Judged
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result
 from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.units import counted, size_text
@@ -152,16 +152,12 @@ def _keys(trace: MemoryTrace) -> Int64:
     return key
 
 
-def _window(judged: Judged) -> StepBlocks:
-    return judged.blocks if len(judged.trace.steps) == 1 else window_blocks(judged.trace, judged.device)
-
-
 def _calls(judged: Judged) -> Int64:
     """Return a number for each allocation of the trace, the same for those of one line that calls a model.
 
     0 stands for no such line, and for other devices.
     """
-    window = judged.result(_window)
+    window = judged.window
     numbers: dict[tuple[str, ...], int] = {(): 0}
     of_origin = [
         numbers.setdefault(_root_call(judged.trace.stack(origin.stack)), len(numbers))
@@ -177,7 +173,7 @@ def _kinds(judged: Judged) -> Int64:
 
     Two models of one class have the same sites; the lines that call them differ. Other devices have -1.
     """
-    window, calls = judged.result(_window), judged.result(_calls)
+    window, calls = judged.window, judged.result(_calls)
     kinds = np.full(len(calls), -1)
     kinds[window.rows] = window.kinds * (int(calls.max(initial=0)) + 1) + calls[window.rows]
     return kinds
@@ -238,7 +234,7 @@ def _used_until(judged: Judged, backwards: Backwards, gradient: Int64, made_in: 
     """
     trace, category, phase = judged.trace, judged.trace.allocations.category, judged.trace.allocations.phase
     gap = backwards.between(trace.allocations.freed[gradient])
-    window = judged.result(_window)
+    window = judged.window
     in_step = phase[window.rows] == Phase.OPTIMIZER
     after = np.searchsorted(backwards.last, window.born) - 1
     optimizers = list[tuple[Int64, Counter[int]]]()

@@ -22,7 +22,7 @@ from tb_memplugin.read.phases import phase_at, phase_spans
 from tb_memplugin.read.python_frames import CallTree
 from tb_memplugin.read.tables import Names, Owners
 from tb_memplugin.trace import Module, Phase, Spans
-from tb_memplugin.trace.tables import NO_OPERATOR, Bool, Int32, Int64, UInt8
+from tb_memplugin.trace.tables import CERTAIN, NO_OPERATOR, Bool, Int32, Int64, UInt8
 
 OWN_PREFIXES = ("aten::", "prims::", "quantized::", "c10d::")
 
@@ -108,7 +108,7 @@ def owned(ranges: Ranges, around: Int64, memory: MemoryRows, step_starts: Int64)
         phase=phase,
         operator_end_ns=_ends(ranges, called, node),
         recomputing=is_again,
-        module_confidence=np.where(is_inferred & (of_node >= 0), OF_NODE, 100).astype(np.uint8),
+        module_confidence=np.where(is_inferred & (of_node >= 0), OF_NODE, CERTAIN).astype(np.uint8),
         operators=operators.as_tuple(),
         modules=owners.as_tuple(),
         stacks=stacks,

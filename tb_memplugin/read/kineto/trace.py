@@ -64,12 +64,9 @@ from tb_memplugin.trace import (
     events,
 )
 from tb_memplugin.trace.replay import pair
-from tb_memplugin.trace.tables import NO_OPERATOR, NOT_NAMED, Bool, Int64
+from tb_memplugin.trace.tables import CERTAIN, NO_OPERATOR, NOT_NAMED, Bool, Int64
 
 SOURCE = "kineto"
-CERTAIN = 100
-"""The `module_confidence` of what was recorded."""
-
 LONGEST_STEP_NUMBER = 9
 PROPERTIES = ("schemaVersion", "record_shapes", "profile_memory", "with_stack", "with_modules", "with_flops")
 RECORD = "Record it with torch.profiler.profile(profile_memory=True)."

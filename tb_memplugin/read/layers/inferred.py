@@ -31,7 +31,7 @@ from tb_memplugin.read.tables import ModuleTree
 from tb_memplugin.trace import Category, Events, Kind, MemoryTrace, Note, StartState
 from tb_memplugin.trace.notes import MODULES_INFERRED
 from tb_memplugin.trace.replay import attributed
-from tb_memplugin.trace.tables import NOT_NAMED, Int32, UInt8, code_mask
+from tb_memplugin.trace.tables import CERTAIN, NOT_NAMED, Int32, UInt8, code_mask
 
 BY_TEXT, BY_SITE, IN_PART = 99, 95, 60
 """How sure a name is, in percent: by source texts, by lines of calls alone, with a part that is not known."""
@@ -161,7 +161,7 @@ def _inferred(trace: MemoryTrace, *, read_text: bool, models: Sequence[ModelModu
     meanings = [meaning_of(stack) for stack in trace.stacks]
     stacks = [frames.of_stack(stack) for stack in trace.stacks]
     calls, owner = _tracked(trace, frames, stacks, meanings)
-    confidence = np.full(len(trace.events), 100, np.uint8)
+    confidence = np.full(len(trace.events), CERTAIN, np.uint8)
     operator = _with_backward(trace, frames, meanings, calls, owner, confidence)
     link_recomputed(calls, frames)
     names = Names(frames)
