@@ -8,26 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tb_memplugin.analysis import Finding, advice
-from tb_memplugin.analysis.advice_rules import RULES
+from tb_memplugin.analysis import advice, block_origins
+from tb_memplugin.analysis.advice_rules import RULES, advice_on_steps
 from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.trace import Kind, MemoryTrace, Step
+from tests.analysis.advice_rules.findings import evidence, found, stacked, verdict
 from tests.analysis.histories import M, allocator_trace, steps_of
+from tests.step_figures import figures
 from tests.traces import EPOCH, MICROSECOND, trace
-
-
-def found(history: MemoryTrace, kind: str) -> Finding:
-    (finding,) = [one for one in advice(history).findings if one.kind == kind]
-    return finding
-
-
-def verdict(history: MemoryTrace, kind: str) -> tuple[str, str]:
-    (told,) = [one for one in advice(history).judgements if one.kind == kind]
-    return told.verdict, told.why
-
-
-def evidence(finding: Finding) -> list[tuple[str, int]]:
-    return [(row.what, row.bytes) for row in finding.evidence]
 
 
 def test_every_rule_is_judged_on_every_device_and_a_quiet_training_gives_no_finding() -> None:
@@ -351,3 +339,34 @@ def test_names_that_are_hostile_stay_names() -> None:
 def test_results_are_plain_numbers_for_json() -> None:
     for finding in advice(trace(*BLOCKS, calls=CALLS)).findings:
         assert not any(isinstance(value, np.generic) for value in (finding.bytes, *finding.levels))
+
+
+def test_what_saves_most_comes_first_whether_it_is_a_problem_or_an_option() -> None:
+    """At the peak, 600 of a sort are beside the old 400, the new 400 and 100."""
+    each = ("alloc 100 a# phase=forward", "alloc 400 r# phase=forward")
+    sort = "alloc 600 t# phase=forward category=temporary operator=aten::sort"
+    lines = [line for again in ("", "free r0") for line in (*each, sort, "free t#", "free a#", again) if line]
+    numbered = [line.replace("#", str(at // 5)) for at, line in enumerate(lines)]
+    history = stacked(trace(*numbered), ("forward net.py:3",), ("forward net.py:9",), ("forward net.py:12",))
+    assert [(one.kind, one.level, one.bytes, one.of_bytes) for one in advice(history).findings] == [
+        ("large_temporary", "option", 600, 1500),
+        ("previous_result", "problem", 400, 1500),
+    ]
+
+
+def test_figures_alone_judge_no_other_rule() -> None:
+    verdicts = {one.kind: one.verdict for one in advice_on_steps(figures([M] * 100)).judgements}
+    assert verdicts == dict.fromkeys(RULES, "not judged") | {"growth": "fine"}
+
+
+def test_what_several_rules_need_is_computed_once_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    step_blocks = block_origins._step_blocks
+
+    def counted(judged: block_origins.Judged) -> block_origins.StepBlocks:
+        read.append(judged.device)
+        return step_blocks(judged)
+
+    monkeypatch.setattr(block_origins, "_step_blocks", counted)
+    advice(allocator_trace("live 16M 600", "live 32M 600 device=1", "alloc 17M 512"))
+    assert read == [0, 1]

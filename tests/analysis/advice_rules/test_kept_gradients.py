@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.analysis.test_advice_rules import evidence, found, verdict
+from tb_memplugin.trace import MemoryTrace
+from tests.analysis.advice_rules.findings import STEPPED, evidence, found, layers, verdict, why
 from tests.traces import trace
 
 # Two layers: gradients of 400 and 100 bytes, activations of 300 and 600. Step 1 peaks in l2's backward, at
@@ -126,3 +127,45 @@ def test_gradients_that_a_step_without_allocations_ends_are_summed_up() -> None:
         "free g phase=optimizer",
     )
     assert "by only 0 B" in verdict(history, "kept_gradients")[1]
+
+
+def test_gradients_that_a_recording_of_forward_alone_keeps() -> None:
+    history = trace(
+        "start 100 w category=parameter",
+        "start 100 g category=gradient",
+        "alloc 300 a phase=forward category=activation",
+    )
+    finding = found(history, "kept_gradients")
+    assert (finding.level, finding.bytes, finding.of_bytes) == ("option", 100, 500)
+    assert "unless you accumulate gradients" in finding.price
+
+
+def accumulated(*between: str) -> MemoryTrace:
+    """Two forwards of 500 at their highest, each before a backward; a gradient of 100 outlives the second."""
+    forward = (
+        "alloc 300 a# phase=forward category=activation",
+        "alloc 200 t# phase=forward category=activation",
+        "free t#",
+        "alloc 100 g# phase=backward category=gradient",
+        "free a#",
+    )
+    first, second = ([line.replace("#", number) for line in forward] for number in "12")
+    end = ("free g1", "alloc 1 x phase=backward")
+    return trace("start 100 w category=parameter", *first, *between, *second, "free g2", *end)
+
+
+def test_the_second_gradient_of_a_size_is_needed_again_when_backward_allocates_the_second() -> None:
+    """At the peak, 100 + 200 + 600 + 100, backward adds to one of two gradients of 100."""
+    gradients = [f"start 100 g{number} category=gradient" for number in "12"]
+    forward = [f"alloc 300 a{number} phase=forward category=activation" for number in "12"]
+    backward = layers("alloc 100 b# phase=backward", "free b#", "free a#", count=3)[3:]
+    history = trace("start 100 w category=parameter", *gradients, *forward, *backward)
+    assert (found(history, "kept_gradients").bytes, found(history, "kept_gradients").of_bytes) == (100, 1000)
+
+
+def test_gradients_that_are_summed_up_over_two_backwards_are_needed() -> None:
+    assert "by only 0 B" in why(accumulated(), "kept_gradients")
+
+
+def test_gradients_that_are_alive_in_a_forward_after_an_optimizer_step_are_kept() -> None:
+    assert found(accumulated(*STEPPED), "kept_gradients").bytes == 100
