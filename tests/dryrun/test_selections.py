@@ -14,7 +14,7 @@ from tb_memplugin.estimate.gpu_spec import GpuSpec
 
 SELECTIONS = Path(__file__).with_name("selections.py")
 
-# Of a known mask with two of four, one with none of 64, one that another decides to be none, and one not known.
+# Of a known mask with two of four, one with none of 64, one that is decided to be none, and one not known.
 ANSWERS = {
     "sum": [2, 0, 0, 64],
     "long sum": [2, 0, 0, 64],
