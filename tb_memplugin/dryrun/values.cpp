@@ -42,7 +42,9 @@ class Known {
     void set(uintptr_t begin, uintptr_t end, bool known) {
         if (begin == end) return;
         std::lock_guard<std::mutex> held(lock_);
-        counts_.erase(counts_.lower_bound(begin), counts_.lower_bound(end));
+        auto bound = bounds_.lower_bound(begin);
+        if (bound != bounds_.begin() && std::prev(bound)->second.first > begin) --bound;
+        bounds_.erase(bound, bounds_.lower_bound(end));
         auto it = ranges_.upper_bound(begin);
         if (it != ranges_.begin() && std::prev(it)->second >= begin) --it;
         while (it != ranges_.end() && it->first <= end) {
@@ -59,24 +61,25 @@ class Known {
         auto it = ranges_.upper_bound(begin);
         return it != ranges_.begin() && std::prev(it)->second >= end;
     }
-    // The most that a number can be which is not known; until something is written there.
-    void set_most(uintptr_t at, long most) {
+    // The most that whole numbers can be which are not known; until something is written there.
+    void set_most(uintptr_t begin, uintptr_t end, long most) {
         std::lock_guard<std::mutex> held(lock_);
-        counts_[at] = most;
+        bounds_[begin] = {end, most};
     }
     long most(uintptr_t at) {
         std::lock_guard<std::mutex> held(lock_);
-        const auto it = counts_.find(at);
-        return it == counts_.end() ? -1 : it->second;
+        const auto it = bounds_.upper_bound(at);
+        return it == bounds_.begin() || std::prev(it)->second.first <= at ? -1 : std::prev(it)->second.second;
     }
 
    private:
     std::mutex lock_;
     std::map<uintptr_t, uintptr_t> ranges_;
-    std::map<uintptr_t, long> counts_;
+    std::map<uintptr_t, std::pair<uintptr_t, long>> bounds_;
 };
 
 Known known;
+thread_local bool checks_repeats = false;  // whether this thread is in `repeat_interleave`
 thread_local bool busy = false;  // this thread computes values: what it calls is not observed
 
 // Questions to Python: values that were not computed. See values.py.
@@ -103,12 +106,20 @@ const std::unordered_set<std::string> kOnlyWrites = {
     "aten::exponential_", "aten::geometric_", "aten::cauchy_", "aten::log_normal_"};
 // Operators that write elements which they are told. Where these are all, it does not matter what was there.
 const std::unordered_set<std::string> kWritesSome = {"aten::scatter_", "aten::index_put_", "aten::index_copy_"};
-// Operators that read a number on the host to know how large their results are; `equal` returns it, and `normal` checks
-// that no deviation is negative.
+// Operators that read numbers on the host to know how large their results are; `equal` returns it, and `normal` checks
+// that no deviation is negative, `repeat_interleave` that no number of repeats is.
 const std::unordered_set<std::string> kReadFirst = {"aten::nonzero", "aten::_unique2", "aten::unique_consecutive",
                                                     "aten::unique_dim", "aten::unique_dim_consecutive", "aten::_coalesce",
-                                                    "aten::equal", "aten::normal"};
-// Operators that choose indices.
+                                                    "aten::equal", "aten::normal", "aten::bincount",
+                                                    "aten::repeat_interleave"};
+// Operators whose results have no larger whole numbers than these arguments of theirs; in sums, than their sums.
+const std::unordered_map<std::string, std::vector<size_t>> kBounded = {
+    {"aten::copy_", {1}}, {"aten::index", {0}}, {"aten::index_select", {0}}, {"aten::gather", {0}}, {"aten::flip", {0}},
+    {"aten::masked_select", {0}}, {"aten::cat", {0}}, {"aten::max", {0}}, {"aten::amax", {0}}, {"aten::min", {0}},
+    {"aten::amin", {0}}, {"aten::_aminmax", {0}}, {"aten::aminmax", {0}}, {"aten::sort", {0}}, {"aten::topk", {0}}, {"aten::sum", {0}}, {"aten::cumsum", {0}},
+    {"aten::add", {0, 1}}, {"aten::add_", {0, 1}}, {"aten::where", {1, 2}}, {"aten::masked_fill", {0, 2}},
+    {"aten::masked_fill_", {0, 2}}};
+// Operators that choose indices, their only or last result; without a dimension, `max` and `min` choose none.
 const std::unordered_set<std::string> kChooses = {"aten::argmax", "aten::argmin", "aten::multinomial", "aten::max",
                                                   "aten::min", "aten::topk", "aten::sort"};
 const char* const kUnscale = "aten::_amp_foreach_non_finite_check_and_unscale_";
@@ -223,7 +234,7 @@ struct Observed : at::ObserverContext {
     bool integers = true;
     long selectable = 0, selected = 0;
     int64_t choices = 0;
-    bool counts = false;  // the elements of a mask that are true
+    long most = -1;  // that a whole number in the result can be, if it is not known; -1 if it can be any
     int64_t along = 0;  // the dimension whose rows `unique` compares
     std::vector<Tensor> device_written, host_written;  // of operators that do not return what they write
 };
@@ -334,33 +345,6 @@ bool under_a_mode() {
                                                  c10::DispatchKey::FuncTorchDynamicLayerFrontMode}));
 }
 
-// Tell the host's reads within the operator what its kernels would have counted.
-void answer_first(Observed& it, const IValue& first_input) {
-    if (it.op->name == "aten::normal") return answer_reads(1, 1);
-    const Tensor& mask = first_input.toTensor();
-    if (mask.layout() == c10::kSparse) {
-        Apart apart;
-        const Tensor indices = mask._indices();
-        const long most = std::min<long>(long(indices.size(1)), long(c10::multiply_integers(mask.sizes().slice(0, mask.sparse_dim()))));
-        const bool counts = is_plain(indices) && is_known(indices);
-        return answer_reads(counts ? long(std::get<0>(at::unique_dim(on_host(indices), 1)).size(1))
-                                   : ask_selected(it.op->name.c_str(), most), 1);
-    }
-    if (it.computes) {
-        it.computes = it.done = compute(it);
-        if (!it.computes) return;
-        const IValue& first = it.arguments[0];
-        return answer_reads(first.isTensor() ? long(first.toTensor().size(it.along)) : long(first.toBool()), 1);
-    }
-    if (it.op->name == "aten::equal") return;
-    const long selected = it.selected = ask_selected(it.op->name.c_str(), it.selectable);
-    answer_reads(selected, 1);
-    if (mask.scalar_type() != c10::kBool || !is_plain(mask) || size_t(mask.numel()) > kMostIntegerBytes) return;
-    Apart apart;  // the mask selects as many when it is used again, as in backward
-    on_host(mask).copy_(at::lt(at::arange(mask.numel()), int64_t(selected)).reshape(mask.sizes()));
-    learn(mask);
-}
-
 // What `and` and `or` of masks are everywhere, whatever the one that is not known has.
 std::optional<bool> dominated(const Operator& op, c10::ArrayRef<const IValue> inputs) {
     const bool joins = op.name.rfind("aten::bitwise_or", 0) == 0 || op.name.rfind("aten::logical_or", 0) == 0;
@@ -385,6 +369,74 @@ std::optional<bool> finds_in_finite(const Operator& op, c10::ArrayRef<const IVal
     const bool same = inputs[1].isTensor() && inputs[1].toTensor().is_same(inputs[0].toTensor());
     if (!same && !(inputs[1].isDouble() && std::isinf(inputs[1].toDouble()))) return std::nullopt;
     return equals == same;
+}
+
+// The most that whole numbers can be: 1 in a mask, else by their values, or as was found when they were computed.
+long greatest(const Tensor& it) {
+    const bool on_host_already = it.device().is_cpu();
+    if (!(on_host_already || it.is_cuda()) || !is_plain(it) || !it.numel() || !c10::isIntegralType(it.scalar_type(), true)) return -1;
+    if (it.scalar_type() == c10::kBool) return 1;
+    Apart apart;
+    const bool values = span(it) <= kMostIntegerBytes && (on_host_already || is_known(it));
+    return values ? on_host(it).max().item<long>() : known.most(begin_of(it));
+}
+
+// The same of the results of an operator whose arguments are not all known; of a sum, of each that it adds.
+long greatest(const Operator& op, c10::ArrayRef<const IValue> inputs) {
+    if (op.name == "aten::count_nonzero") return 1;
+    const auto arguments = kBounded.find(op.name);
+    if (arguments == kBounded.end()) return -1;
+    const bool adds = op.name.rfind("aten::add", 0) == 0;
+    if (adds && !(inputs.size() > 2 && inputs[2].isInt() && inputs[2].toInt() == 1)) return -1;
+    long most = 0;
+    const auto take_one = [&](long of_one) {
+        most = most < 0 || of_one < 0 ? -1 : adds ? most + of_one : std::max(most, of_one);
+    };
+    for (const size_t index : arguments->second) {
+        if (index >= inputs.size()) return -1;
+        if (inputs[index].isInt()) take_one(long(inputs[index].toInt()));
+        else if (!inputs[index].isTensor() && !inputs[index].isTensorList()) return -1;
+        each_tensor(inputs[index], [&](const Tensor& it) { take_one(greatest(it)); });
+    }
+    return most;
+}
+
+// Tell the host's reads within the operator what its kernels would have counted.
+void answer_first(Observed& it, const IValue& first_input) {
+    if (it.op->name == "aten::normal") return answer_reads(1, 1);
+    const Tensor& mask = first_input.toTensor();
+    if (mask.layout() == c10::kSparse) {
+        Apart apart;
+        const Tensor indices = mask._indices();
+        const long most = std::min<long>(long(indices.size(1)), long(c10::multiply_integers(mask.sizes().slice(0, mask.sparse_dim()))));
+        const bool counts = is_plain(indices) && is_known(indices);
+        return answer_reads(counts ? long(std::get<0>(at::unique_dim(on_host(indices), 1)).size(1))
+                                   : ask_selected(it.op->name.c_str(), most), 1);
+    }
+    checks_repeats |= it.op->name == "aten::repeat_interleave";
+    if (checks_repeats) return;
+    if (it.op->name == "aten::bincount") {
+        if (!it.computes && it.selectable && greatest(mask) < 0) answer_reads(ask_selected("aten::bincount", it.selectable) - 1, 1);
+        return;
+    }
+    const bool counts_true = it.op->name == "aten::_unique2" && mask.scalar_type() == c10::kBool;
+    if (it.computes) {
+        const long trues = counts_true ? it.arguments[0].toTensor().sum().item<long>() : 0;
+        it.computes = it.done = compute(it);
+        if (!it.computes) return;
+        if (counts_true) return answer_reads(trues, 1);
+        const IValue& first = it.arguments[0];
+        return answer_reads(first.isTensor() ? long(first.toTensor().size(it.along)) : long(first.toBool()), 1);
+    }
+    if (it.op->name == "aten::equal") return;
+    if (counts_true) it.selectable = std::min(it.selectable, 2L);
+    const long selected = it.selected = ask_selected(it.op->name.c_str(), it.selectable);
+    if (counts_true) return answer_reads(selected == 1 ? long(mask.numel()) : selected / 2, 1);
+    answer_reads(selected, 1);
+    if (mask.scalar_type() != c10::kBool || !is_plain(mask) || size_t(mask.numel()) > kMostIntegerBytes) return;
+    Apart apart;  // the mask selects as many when it is used again, as in backward
+    on_host(mask).copy_(at::lt(at::arange(mask.numel()), int64_t(selected)).reshape(mask.sizes()));
+    learn(mask);
 }
 
 std::unique_ptr<at::ObserverContext> start(const at::RecordFunction& fn) {
@@ -416,18 +468,20 @@ std::unique_ptr<at::ObserverContext> start(const at::RecordFunction& fn) {
         it->arguments.clear();
         it->host_written.clear();
         it->dominated = dominated(*op, inputs);
-        if (op->name == "aten::index") it->selected_from.assign(inputs.begin(), inputs.end());
+        it->most = greatest(*op, inputs);
+        if (op->name == "aten::index" || op->name == "aten::masked_select") it->selected_from.assign(inputs.begin(), inputs.end());
         it->found = it->dominated ? it->dominated : finds_in_finite(*op, inputs);
     }
+    if (op->name == "aten::ge" && checks_repeats) it->dominated = it->found = true;
     if (op->name == "aten::copy_" && inputs.size() > 1 && inputs[0].isTensor() && inputs[0].toTensor().device().is_cpu())
         it->reads = !it->computes && inputs[1].toTensor().is_cuda() && is_plain(inputs[1].toTensor()) && !is_known(inputs[1].toTensor());
     if (inputs[0].isTensor() && inputs[0].toTensor().defined()) {
         const Tensor& first = inputs[0].toTensor();
         it->selectable = long(first.numel());
-        it->counts = first.scalar_type() == c10::kBool && (op->name == "aten::sum" || op->name == "aten::count_nonzero");
         int64_t dim = op->name == "aten::topk" ? 2 : 1;
         dim = inputs.size() > size_t(dim) && inputs[size_t(dim)].isInt() ? inputs[size_t(dim)].toInt() : -1;
         if (dim >= -first.dim() && dim < first.dim()) it->choices = first.size(dim);
+        if (op->name == "aten::bincount") it->selectable = long(inputs[2].toInt());
         if (op->name.rfind("aten::unique_dim", 0) == 0) { it->along = dim; it->selectable = it->choices; }
     }
     if (kReadFirst.count(op->name)) answer_first(*it, inputs[0]);
@@ -439,6 +493,19 @@ void put(const Tensor& out, const Tensor& value) {
     if (out.sizes() != value.sizes() || out.scalar_type() != value.scalar_type()) return forget(out);
     on_host(out).copy_(value);
     learn(out);
+}
+
+// Keep the most that the whole numbers of a result can be.
+void bound(const Observed& it, const Tensor& out) {
+    if (it.most < 0 || !out.is_cuda() || !is_plain(out) || !out.numel() || !c10::isIntegralType(out.scalar_type(), false)) return;
+    const bool sums = it.op->name == "aten::sum" || it.op->name == "aten::count_nonzero";
+    const long added = sums ? it.selectable / long(out.numel()) : it.op->name == "aten::cumsum" ? long(it.choices) : 1;
+    known.set_most(begin_of(out), begin_of(out) + span(out), it.most * added);
+}
+
+bool chooses(const Observed& it, const IValue& out, const std::vector<IValue>& outputs) {
+    const bool without_values = outputs.size() == 1 && (it.op->name == "aten::max" || it.op->name == "aten::min");
+    return kChooses.count(it.op->name) && &out == &outputs.back() && !without_values;
 }
 
 // Indices that were chosen by values that nobody computed: the first one, or, of several, spread over all.
@@ -465,6 +532,7 @@ void end(const at::RecordFunction& fn, at::ObserverContext* context) {
     if (!context) return;
     Observed& it = *static_cast<Observed*>(context);
     if (kReadFirst.count(it.op->name)) answer_reads(0, 0);
+    checks_repeats &= it.op->name != "aten::repeat_interleave";
     const auto& outputs = fn.outputs();
     Apart apart;
     if (!it.selected_from.empty()) it.computes = take_all(it, it.selected_from);
@@ -474,10 +542,10 @@ void end(const at::RecordFunction& fn, at::ObserverContext* context) {
         for (const IValue& out : outputs)
             each_tensor(out, [&](const Tensor& t) {
                 if (t.is_cuda() && is_plain(t)) forget(t);
-                if (it.counts && t.is_cuda() && t.numel() == 1) known.set_most(begin_of(t), it.selectable);
+                if (!chooses(it, out, outputs)) bound(it, t);
                 if (it.reads) t.fill_(ask_read(c10::toString(t.scalar_type()), long(t.numel())));
                 else if (!t.is_cuda() || !is_plain(t)) return;
-                else if (kChooses.count(it.op->name)) choose(it, t);
+                else if (chooses(it, out, outputs)) choose(it, t);
                 else if (it.found && span(t) <= kMostIntegerBytes && (it.dominated || assume_finite(it.op->name.c_str()))) {
                     on_host(t).fill_(*it.found);
                     learn(t);

@@ -30,6 +30,7 @@ from tb_memplugin.estimate.answer.hints import (
     numbered,
     question,
     unanswered,
+    unreached,
     went_on,
 )
 from tb_memplugin.estimate.kernels.recurrent import SIZED, RecurrentCall, reserve_bytes, workspace_bytes
@@ -195,11 +196,17 @@ class Values:
         return 1.0
 
     def _selected(self, operator: bytes, elements: int) -> int:
-        """Return how many elements a mask selects, or how many are different."""
+        """Return how many elements a mask selects, how many are different, or how many `bincount` counts."""
         if _looks_for_zeros():
             return 0
         if self._prints:
             return elements
+        if operator == b"aten::bincount":
+            asked = self._question("count", operator.decode(), elements, torch.int64)
+            count = answer(self._hints, asked)
+            if count is None:
+                self._note(unreached(asked, elements))
+            return max(int(count or 0), elements)
         asked = self._question("share", operator.decode(), elements, torch.bool)
         hint = answer(self._hints, asked)
         if hint is None:

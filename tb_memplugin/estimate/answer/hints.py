@@ -171,6 +171,11 @@ def counted(asked: Question, most: int) -> str:
     )
 
 
+def unreached(asked: Question, least: int) -> str:
+    """Return the note on what `bincount` counts."""
+    return f"No number that {asked.place} counts is assumed to reach its minlength, {least}."
+
+
 def numbered(asked: Question) -> str:
     """Return the note on a float that is assumed."""
     return f"The number that {asked.place} reads from a tensor is assumed to be 1.0; a hint can set it."

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from tb_memplugin.estimate.answer.hints import answer, question, unanswered, went_on
+from tb_memplugin.estimate.answer.hints import answer, counted, question, unanswered, unreached, went_on
 from tb_memplugin.estimate.program.checks import going_on
-from tb_memplugin.estimate.program.values import Asking, choices_of
+from tb_memplugin.estimate.program.values import Asking, choices_of, greatest
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode, Rule
 
 aten = torch.ops.aten
@@ -36,18 +36,6 @@ class Sizes(Asking):
             "torchvision.nms.default": self._nms,
         }
 
-    def _asked(self, mode: CountingFakeMode, kind: str, func: Any, tensor: torch.Tensor) -> Any:
-        """Return the value of the user's hint.
-
-        Raises:
-            MemPluginError: there is no hint.
-        """
-        asked = question(kind, func, tensor, mode.caller())
-        hint = answer(self._hints, asked)
-        if hint is None:
-            raise unanswered(asked)
-        return hint
-
     def _bincount(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         weights = args[1] if len(args) > 1 else kwargs.get("weights")
         least = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
@@ -55,12 +43,13 @@ class Sizes(Asking):
         count = answer(self._hints, asked)
         if count is None and weights is None:
             count = choices_of(args[0]) or None
+        if count is None and (most := greatest(args[0])) is not None:
+            count = most + 1
+            self.target.note(counted(asked, count))
         if count is None and not least:
             raise unanswered(asked)
         if count is None:
-            self.target.note(
-                f"No number that {asked.place} counts is assumed to reach its minlength, {least}."
-            )
+            self.target.note(unreached(asked, least))
         count = max(int(count or 0), least)
         dtype = torch.int64 if weights is None else weights.dtype
         dtype = dtype if dtype in (torch.int64, torch.float32) else torch.float64
@@ -69,10 +58,17 @@ class Sizes(Asking):
 
     def _repeat(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """Return the result of `repeat_interleave`: indices of rows, each as often as it is repeated."""
-        output_size = kwargs.get("output_size")
-        count = output_size if output_size is not None else int(self._asked(mode, "count", func, args[0]))
+        count = kwargs.get("output_size")
+        if count is None:
+            asked = question("count", func, args[0], mode.caller())
+            count, most = answer(self._hints, asked), greatest(args[0])
+            if count is None and most is not None:
+                count = most * args[0].numel()
+                self.target.note(counted(asked, count))
+            if count is None:
+                raise unanswered(asked)
         with mode:
-            return torch.empty(count, dtype=args[0].dtype, device=args[0].device)
+            return torch.empty(int(count), dtype=args[0].dtype, device=args[0].device)
 
     def _nms(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """Return the indices of the boxes that torchvision keeps, after what its kernel for CUDA allocates.

@@ -4,23 +4,15 @@ Hints give the values. Without one, a float is 1.0, a mask selects everything, w
 index that was chosen or drawn is 0, and a comparison with a float that is not known is made with 1.0; all are
 noted. Other integers and booleans raise an error, since a wrong guess could change what the program does
 (assumed_counts.py says what `item()` does with it).
-
-Whether a whole number that a program reads becomes a length: a bound of a slice, a range, a tensor's size.
-
-An index that was chosen or drawn may be any (values.py), a length may not. The compiled instructions of the
-function that reads the number say what it does with it, in place or in a variable; what other functions do
-with it is not seen.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dis import Instruction
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
-from functools import lru_cache
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -45,14 +37,11 @@ from tb_memplugin.estimate.answer.hints import (
     went_on,
 )
 from tb_memplugin.estimate.program.checks import (
-    JUMPS,
     generating,
     going_on,
-    instructions_of,
-    left,
-    operand,
     passing,
 )
+from tb_memplugin.estimate.program.lengths import is_length
 from tb_memplugin.estimate.run.correction import Correction, Target
 from tb_memplugin.estimate.run.fake_ledger import Scope
 from tb_memplugin.estimate.run.fake_mode import After, CountingFakeMode, Rule
@@ -67,8 +56,14 @@ _CHOICES = (aten.argmax, aten.argmin, aten.multinomial, aten.randint, aten.bucke
 _WITH_CHOICES = (aten.topk, aten.sort, aten.max.dim, aten.min.dim, aten.kthvalue, aten.mode)
 """Operators whose second result are such indices."""
 
-_COPIES = (aten._to_copy, aten.clone, aten.stack, aten.index, aten.index_select, aten.gather, aten.flip)
+_COPIES = (
+    *(aten._to_copy, aten.clone, aten.stack, aten.index, aten.index_select, aten.gather, aten.flip),
+    aten.masked_select,
+)
 """Operators whose results have the elements of their input."""
+
+_JOINS = (aten.stack, aten.cat)
+"""Operators whose results have the elements of several."""
 
 _OF_CHOICES = (
     *(*_COPIES, aten.cat, aten.where, aten.repeat, aten.masked_fill, aten.constant_pad_nd),
@@ -95,8 +90,9 @@ _ZEROS = (aten.zeros, aten.zeros_like, aten.new_zeros)
 
 _CHOSEN, _COMPARED, _COUNTED, _SELECTS = "chosen", "compared", "counted", "selects"
 """Attributes of fake tensors: among how many their elements are chosen, 0 if not known; the truth of a
-comparison with 1.0; the most that their elements can be, which count those of a mask or are some of known
-ones; and the most elements that a mask selects, with the tensor's version at that time."""
+comparison with an assumed number, and that number; the most that their elements can be, which count those
+of a mask or are some of known ones; and the most elements that a mask selects, with the tensor's version at
+that time."""
 
 _ORDERS = "orders"
 """The attribute of indices that have each index of a row once, in an order that is not known."""
@@ -163,7 +159,7 @@ class Asking(Correction):
         """
         with mode:
             count = self._selected(mode, func, tensor)
-            count = min(count, _attribute(tensor, _CHOSEN) or count)
+            count = min(count, 2 if tensor.dtype is torch.bool else _attribute(tensor, _CHOSEN) or count)
             longs: dict[str, Any] = {"dtype": torch.int64, "device": tensor.device}
             return (
                 torch.empty(count, dtype=tensor.dtype, device=tensor.device),
@@ -192,9 +188,11 @@ class Values(Asking):
         compared = {getattr(each, name): _compared for each in _COMPARISONS for name in ("Scalar", "Tensor")}
         compared |= dict.fromkeys(_EQUAL, self._equal)
         looked_up = {packet.default: _looked_up for packet in packets}
-        finite = dict.fromkeys((*_NOT_FINITE, *_DIFFERENT), self._finite)
+        finite = dict.fromkeys(_NOT_FINITE, self._finite) | dict.fromkeys(_DIFFERENT, self._different_numbers)
         summed = dict.fromkeys((aten.sum.default, aten.sum.dim_IntList), self._summed)
         summed |= {aten.max.default: _as_counted, aten.any.dim: _with_fewer_choices}
+        summed |= {aten.add_.Tensor: _added_in_place, aten.cumsum.default: _cumulated}
+        summed |= dict.fromkeys((aten.count_nonzero.default, aten.count_nonzero.dim_IntList), _not_zero)
         summed |= dict.fromkeys((aten.histc.default, aten.bincount.default), self._counted_by_choice)
         summed |= dict.fromkeys((aten.bitwise_and.Tensor, aten.logical_and.default), _of_both)
         every = (
@@ -222,11 +220,18 @@ class Values(Asking):
                 truth = func in _EQUAL if args[0] is args[-1] else func in _DIFFERENT
                 mode.keep_values(out, torch.full(out.shape, truth))
 
+    def _different_numbers(
+        self, mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope
+    ) -> None:
+        self._finite(mode, func, args, out, scope)
+        _compared(mode, func, args, out, scope)
+
     def _equal(
         self, mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope
     ) -> None:
         """Keep of how many choices one is asked for: `chosen == 3`, or `== arange(8)` in a dimension more."""
         self._finite(mode, func, args, out, scope)
+        _compared(mode, func, args, out, scope)
         chosen, other = args
         choices = _attribute(chosen, _CHOSEN)
         is_one = not isinstance(other, torch.Tensor) or not other.dim() or out.numel() > chosen.numel()
@@ -294,10 +299,11 @@ class Values(Asking):
         if asking_frame(mode.caller()).f_code.co_filename.endswith("lbfgs.py"):
             return self._of_lbfgs(mode, tensor, kind)
         if kind == "truth" and (compared := vars(tensor).get(_COMPARED)) is not None:
+            truth, number = compared
             self.target.note(
-                f"The number that {asked.place} compares is assumed to be 1.0; a hint can set the truth."
+                f"The number that {asked.place} compares is assumed to be {number}; a hint can set the truth."
             )
-            return compared
+            return truth
         if kind == "truth" and (truth := going_on(mode.caller())) is not None:
             self.target.note(went_on(asked, truth))
             return truth
@@ -324,7 +330,7 @@ class Values(Asking):
             return 1.0 / self._evaluations
         if asking_frame(mode.caller()).f_code.co_name == "step":
             return bool(going_on(mode.caller()))
-        return vars(tensor).get(_COMPARED, False)
+        return vars(tensor).get(_COMPARED, (False,))[0]
 
     def _nonzero(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Any) -> Any:
         """Return as many indices as are assumed to be selected: the first ones, if they are few."""
@@ -530,8 +536,10 @@ def _copied(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, 
     if source is not None:
         if choices := _share_of(source):
             _keep_share(out, choices)
-        if (most := _greatest(source)) is not None:
-            setattr(out, _COUNTED, most)
+        if func.overloadpacket not in _JOINS:
+            _bound(out, [source])
+    if func.overloadpacket in _JOINS:
+        _bound(out, args[0])
     if func is aten.index.Tensor and _attribute(inputs[-1], _ORDERS):
         shuffle(out, values_of(args[0]))
     if any(map(is_chosen, inputs)):
@@ -541,6 +549,13 @@ def _copied(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, 
         _as_counted(mode, func, args, out, scope)
     elif func is aten._to_copy.default and args[0].dtype is torch.bool:
         setattr(out, _COUNTED, 1)
+
+
+def _bound(out: torch.Tensor, sources: Iterable[torch.Tensor]) -> None:
+    """Keep the most that whole numbers of a result can be which are those of some tensors."""
+    bounds = [greatest(each) for each in sources]
+    if None not in bounds:
+        setattr(out, _COUNTED, max(each or 0 for each in bounds))
 
 
 def _source(func: Any, args: tuple[Any, ...], inputs: list[torch.Tensor]) -> torch.Tensor | None:
@@ -555,7 +570,7 @@ def _source(func: Any, args: tuple[Any, ...], inputs: list[torch.Tensor]) -> tor
     return inputs[2] if is_full else None
 
 
-def _greatest(tensor: torch.Tensor) -> int | None:
+def greatest(tensor: torch.Tensor) -> int | None:
     """Return the most that whole numbers can be of which values or a bound are known."""
     values = values_of(tensor)
     if values is None or not values.numel() or kind_of(values.dtype) == "number":
@@ -577,23 +592,52 @@ def choices_of(tensor: torch.Tensor) -> int:
 
 def _as_counted(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
     """Keep the most that a count can be, if it is the largest of several, or a number is added to it."""
-    most, more = _attribute(args[0], _COUNTED), args[1] if len(args) > 1 else 0
+    most, more = greatest(args[0]), args[1] if len(args) > 1 else 0
+    more = greatest(more) if isinstance(more, torch.Tensor) else more
     if most is not None and isinstance(more, int):
         setattr(out, _COUNTED, most + more)
 
 
+def _added_in_place(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
+    """Keep the most that a count can be to which another is added, if both are known."""
+    is_bounded = not isinstance(args[1], torch.Tensor) or greatest(args[1]) is not None
+    _as_counted(mode, func, args, out, scope) if is_bounded else vars(out).pop(_COUNTED, None)
+
+
+def _cumulated(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
+    """Keep the most that a sum of some elements of a row can be: that of all."""
+    most = 1 if args[0].dtype is torch.bool else greatest(args[0])
+    if most is not None and not out.dtype.is_floating_point and out.dim():
+        setattr(out, _COUNTED, most * out.shape[args[1]])
+
+
+def _not_zero(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
+    """Keep the most that a number of elements can be: all that are in it."""
+    if out.numel():
+        setattr(out, _COUNTED, args[0].numel() // out.numel())
+
+
 def _compared(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
-    """Keep the truth of a comparison of single floats, of which those that are not known are 1.0."""
+    """Keep the truth of a comparison of single numbers: floats that are not known are 1.0, chosen indices 0.
+
+    Whether floats are equal is not kept.
+    """
     tensors = [argument for argument in args if isinstance(argument, torch.Tensor)]
-    if out.dim() or not all(tensor.dtype.is_floating_point for tensor in tensors):
+    unknown = [each for each in tensors if values_of(each) is None]
+    if out.dim() or not unknown:
+        return
+    is_index = all(map(is_chosen, unknown))
+    if not is_index and (
+        func.overloadpacket not in _COMPARISONS or not all(each.dtype.is_floating_point for each in tensors)
+    ):
         return
     with no_dispatch():
-        unit = torch.ones(())
-        numbers = [
-            unit if isinstance(each, torch.Tensor) and values_of(each) is None else each for each in args
-        ]
-        constants = [values_of(each) if isinstance(each, torch.Tensor) else each for each in numbers]
-        setattr(out, _COMPARED, bool(func(*constants)))
+        assumed = torch.tensor(0) if is_index else torch.ones(())
+        constants = []
+        for each in args:
+            values = values_of(each) if isinstance(each, torch.Tensor) else each
+            constants.append(assumed if values is None else values)
+        setattr(out, _COMPARED, (bool(func(*constants)), "0" if is_index else "1.0"))
 
 
 def _looked_up(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
@@ -632,91 +676,3 @@ def type_of(dtype: torch.dtype) -> Any:
     if dtype is torch.bool:
         return bool
     return complex if dtype.is_complex else float if dtype.is_floating_point else int
-
-
-_SIZED = frozenset(
-    (
-        *("range", "arange", "empty", "zeros", "ones", "rand", "randn", "new_empty", "new_zeros", "new_ones"),
-        *("narrow", "expand", "repeat", "view", "reshape"),
-    )
-)
-"""Functions and methods whose arguments are sizes."""
-
-_SLICES = ("BUILD_SLICE", "BINARY_SLICE", "STORE_SLICE")
-_NAMES = ("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF")
-_KEEPS = (
-    *("BINARY_OP", "BINARY_ADD", "BINARY_SUBTRACT", "BINARY_MULTIPLY"),
-    *("BUILD_TUPLE", "BUILD_LIST", "CALL"),
-)
-"""Beginnings of instructions whose result still has the number in it."""
-
-
-def is_length(caller: FrameType | None) -> bool:
-    """Whether the function that reads a number now makes a length of it."""
-    frame = asking_frame(caller)
-    return _is_length(frame.f_code, frame.f_lasti)
-
-
-@lru_cache(maxsize=256)
-def _is_length(code: CodeType, last: int) -> bool:
-    instructions = instructions_of(code)
-    read = max(row for row, step in enumerate(instructions) if step.offset <= last)
-    waiting, visited = [read], set[int]()
-    while waiting:
-        row = waiting.pop()
-        if row in visited:
-            continue
-        visited.add(row)
-        user = _user(instructions, row)
-        if user is None:
-            continue
-        name = instructions[user].opname
-        if name in _SLICES or (name.startswith("CALL") and _callee(instructions, user) in _SIZED):
-            return True
-        if name in _NAMES:
-            waiting += _loads(instructions, instructions[user].argval)
-        elif name.startswith(_KEEPS):
-            waiting.append(user)
-    return False
-
-
-def _user(instructions: Sequence[Instruction], row: int) -> int | None:
-    """Return the row of the instruction that takes the value which one leaves; None if none surely does."""
-    depth = 1
-    for later in range(row + 1, len(instructions)):
-        step = instructions[later]
-        if step.opcode in JUMPS:
-            return None
-        popped = _put(step) - left(step)
-        if popped >= depth:
-            return later
-        depth += left(step)
-    return None
-
-
-def _put(instruction: Instruction) -> int:
-    """Return how many values an instruction puts on the stack."""
-    name = instruction.opname
-    if name in ("LOAD_ATTR", "LOAD_METHOD"):  # a method leaves itself beside its object, which they take
-        return left(instruction) + 1
-    if name.startswith(("STORE", "DELETE", "POP", "RETURN", "NOP", "PRECALL", "KW_NAMES", "RESUME")):
-        return 0
-    return max(left(instruction), 1)
-
-
-def _callee(instructions: Sequence[Instruction], call: int) -> str | None:
-    """Return the last name of what a call calls, such as `zeros` of `torch.zeros(n)`."""
-    before_arguments = 1 - left(instructions[call]) - (instructions[call].arg or 0)
-    callee, depth = None, 0
-    for step in operand(instructions, call):
-        if depth >= before_arguments and (step.opname, left(step)) != ("LOAD_ATTR", 0):
-            break
-        depth += left(step)
-        callee = step.argval if step.opname.startswith("LOAD_") else callee
-    return callee
-
-
-def _loads(instructions: Sequence[Instruction], variable: object) -> Iterator[int]:
-    for row, step in enumerate(instructions):
-        if step.opname.startswith("LOAD_") and step.argval == variable:
-            yield row

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tb_memplugin.estimate.program.values import is_length
+from tb_memplugin.estimate.program.lengths import is_length
 
 
 class Read:
