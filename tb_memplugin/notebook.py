@@ -100,10 +100,10 @@ def _measured_cell(shell: Any) -> Any:
             TypeError,
         ) as error:  # IPython shows its own kind of error without a traceback
             raise UsageError(f"%%memory: {error}") from None
-        error = result.error_before_exec or result.error_in_exec
-        if error is not None:
-            error._render_traceback_ = list  # IPython has shown it
-            raise error
+        error_of_cell = result.error_before_exec or result.error_in_exec
+        if error_of_cell is not None:
+            error_of_cell._render_traceback_ = list  # IPython has shown it
+            raise error_of_cell
         return trace
 
     return memory
