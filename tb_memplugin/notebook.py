@@ -89,32 +89,69 @@ def report_frame(trace: MemoryTrace) -> str | None:
 
 
 def _measured_cell(shell: Any) -> Any:
-    def memory(line: str, cell: str) -> MemoryTrace | None:
-        """Run the cell and show its memory; `%%memory net` names the layers of the model in a variable."""
-        from tb_memplugin.callbacks.measured import MeasuredMemory
+    from IPython.core.error import UsageError
 
-        name = line.strip()
-        if name and name not in shell.user_ns:
-            raise MemPluginError("There is no such variable.", where=f"%%memory {name}", fix="Give a model.")
-        if _loop_runs() and shell.should_run_async(cell, transformed_cell=shell.transform_cell(cell)):
-            raise MemPluginError(
-                "A notebook cannot wait within a magic.",
-                where="%%memory",
-                fix="Await in a cell of its own, or record the window with memory_trace_handler.",
-            )
-        with MeasuredMemory(shell.user_ns.get(name)) as used:
-            result = shell.run_cell(cell)
-        for device, size in used.peak_bytes_of().items():
-            parts = used.largest("module" if name else "category", device, SHOWN)
-            largest = ", ".join(f"{module_text(part.key)} {size_text(part.bytes)}" for part in parts)
-            sys.stdout.write(f"{device}: at most {size_text(size)} more than before; the peak: {largest}\n")
-        error = result.error_before_exec or result.error_in_exec
-        if error is not None:
-            error._render_traceback_ = list  # IPython has shown it
-            raise error
-        return used.trace
+    def memory(line: str, cell: str) -> MemoryTrace | None:
+        """Run the cell and show its memory; `%%memory net` names the layers of a model, an expression."""
+        try:
+            result, trace = _measured(shell, line.strip(), cell)
+        except (
+            MemPluginError,
+            TypeError,
+        ) as error:  # IPython shows its own kind of error without a traceback
+            raise UsageError(f"%%memory: {error}") from None
+        error_of_cell = result.error_before_exec or result.error_in_exec
+        if error_of_cell is not None:
+            error_of_cell._render_traceback_ = list  # IPython has shown it
+            raise error_of_cell
+        return trace
 
     return memory
+
+
+def _measured(shell: Any, model: str, cell: str) -> tuple[Any, MemoryTrace | None]:
+    """Run the cell, and print what it allocated; return IPython's result and what was recorded.
+
+    Args:
+        model: an expression of the notebook; "" for none.
+
+    Raises:
+        MemPluginError: the expression fails, or the cell cannot be measured.
+        TypeError: the expression is no model.
+    """
+    from tb_memplugin.callbacks.measured import MeasuredMemory
+
+    if _loop_runs() and shell.should_run_async(cell, transformed_cell=shell.transform_cell(cell)):
+        raise MemPluginError(
+            "A notebook cannot wait within a magic.",
+            fix="Await in a cell of its own, or record the window with memory_trace_handler.",
+        )
+    with MeasuredMemory(_value(shell, model) if model else None) as used:
+        result = shell.run_cell(cell)
+    try:
+        trace = used.trace
+    except MemPluginError as error:  # the cell started a profiler; it has run, so this is no error of it
+        sys.stdout.write(f"{error}\n")
+        return result, None
+    if trace is None:
+        sys.stdout.write("The cell allocated no memory in torch.\n")
+    for device, size in used.peak_bytes_of().items():
+        parts = used.largest("module" if model else "category", device, SHOWN)
+        largest = ", ".join(f"{module_text(part.key)} {size_text(part.bytes)}" for part in parts)
+        at_peak = f"; the peak: {largest}" if parts else ""
+        sys.stdout.write(f"{device}: at most {size_text(size)} more than before{at_peak}\n")
+    return result, trace
+
+
+def _value(shell: Any, expression: str) -> Any:
+    try:
+        return shell.ev(expression)
+    except Exception as error:
+        raise MemPluginError(
+            f"{type(error).__name__}: {error}",
+            where=expression,
+            fix="Give a model, as in %%memory net or %%memory trainer.model.",
+        ) from error
 
 
 def _loop_runs() -> bool:

@@ -61,9 +61,58 @@ def test_repeated_layers_are_one_part(shell: Any, capsys: pytest.CaptureFixture[
     assert "the peak: module *.0 2.56 KiB, module *.1 2.50 KiB, " in capsys.readouterr().out
 
 
-def test_a_model_that_is_not_there_is_told(shell: Any) -> None:
-    with pytest.raises(Exception, match="There is no such variable"):
-        shell.run_cell("%%memory nothing\n1").raise_error()
+@pytest.mark.parametrize(
+    ("cell", "told"),
+    [
+        ("%%memory nothing\n1", "name 'nothing' is not defined"),
+        ("%%memory kept[\n1", "SyntaxError"),
+        ("%%memory kept\n1", "model is a Tensor; give a torch.nn.Module"),
+    ],
+)
+def test_a_model_that_is_none_is_told_without_a_traceback(
+    shell: Any, capsys: pytest.CaptureFixture[str], cell: str, told: str
+) -> None:
+    shell.run_cell("import torch; kept = torch.ones(1)")
+    assert not shell.run_cell(cell).success
+    printed = "".join(capsys.readouterr())
+    assert printed.startswith("UsageError: %%memory: ")
+    assert told in printed
+    assert "notebook.py" not in printed
+
+
+def test_a_model_may_be_an_expression(shell: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """The cell adds 10 x 100 inputs and 10 x 50 outputs."""
+    shell.run_cell("import torch; both = {'net': torch.nn.Sequential(torch.nn.Linear(100, 50))}")
+    assert shell.run_cell("%%memory both['net'][0]\nout = both['net'](torch.ones(10, 100))").success
+    assert "cpu: at most 5.86 KiB more than before; the peak: (root) " in capsys.readouterr().out
+
+
+def test_a_cell_that_allocates_nothing_says_so(shell: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert shell.run_cell("%%memory\n1 + 1").success
+    assert "The cell allocated no memory in torch.\n" in capsys.readouterr().out
+
+
+def test_a_cell_that_only_frees_names_no_parts(shell: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """The profiler tells the end only of what it saw begin, in whatever window."""
+    shell.run_cell("import torch; torch.ones(1)")
+    assert shell.run_cell("%%memory\nkept = torch.ones(1000); None").success
+    assert shell.run_cell("%%memory\ndel kept").success
+    assert "cpu: at most 0 B more than before\n" in capsys.readouterr().out
+
+
+def test_a_cell_with_a_profiler_of_its_own_is_no_error(
+    shell: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shell.run_cell("import torch")
+    assert shell.run_cell("%%memory\nwith torch.profiler.profile():\n    finished = 1").success
+    assert "The memory was not measured: another torch profiler is on" in capsys.readouterr().out
+    assert shell.user_ns["finished"] == 1
+
+
+def test_the_step_of_a_cell_has_ended(shell: Any) -> None:
+    shell.run_cell("import torch")
+    shell.run_cell("%%memory\nkept = torch.ones(1000)")
+    assert not [note for note in shell.user_ns["_"].notes if "did not end" in note]
 
 
 def test_an_error_in_a_cell_ends_it_and_is_shown_once(shell: Any, capsys: pytest.CaptureFixture[str]) -> None:

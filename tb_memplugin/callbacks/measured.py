@@ -62,11 +62,13 @@ class MeasuredMemory:
             self._window.end_step()
             self._window.begin_step(self._steps)
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, raised: type[BaseException] | None, *_: object) -> None:
         window, self._window = self._window, None
         assert self._folder is not None
         try:
             if window is not None:
+                if raised is None:
+                    window.end_step()
                 window.close()
                 steps = read_recordings(self._folder.name).steps
                 if steps:
