@@ -18,6 +18,9 @@ NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 PERMIT = "Give this user permission to read it."
 """What to do about a file that cannot be read, where its error tells nothing better."""
 
+NO_FILE = "Move it elsewhere: it is no file that can be read."
+"""What to do about a folder, a pipe, a socket or a device in a file's place."""
+
 _BROKEN = (
     *(errno.EIO, errno.EBUSY, errno.EAGAIN, errno.ETIMEDOUT, getattr(errno, "ESTALE", errno.EIO)),
     *(errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.ENETUNREACH),
@@ -29,6 +32,7 @@ _FIXES = {
     **dict.fromkeys((errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR), "Check the path, and the links in it."),
     errno.EPIPE: "See whether what reads the output still runs.",
     errno.EROFS: "Choose a folder that is not read-only.",
+    errno.ENXIO: NO_FILE,
 }
 
 _RAISES = {dis.opmap["RAISE_VARARGS"], dis.opmap["RERAISE"]}
@@ -77,7 +81,7 @@ def cannot_read(what: str, error: OSError, where: str) -> UnreadableFileError:
 def fix_of(error: OSError, otherwise: str) -> str:
     """Return what the user can do about an error of a file system: by its errno, where that tells it."""
     if isinstance(error, (IsADirectoryError, io.UnsupportedOperation)):  # a folder, or a pipe
-        return "Move it elsewhere: it is no file that can be read."
+        return NO_FILE
     return _FIXES.get(error.errno or 0, otherwise)
 
 

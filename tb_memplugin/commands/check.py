@@ -293,17 +293,31 @@ def read_lock(path: str) -> tuple[DevicePeak, ...]:
             raise UnreadableFileError(
                 f"The lock has version {version!r:.20}.", where=path, fix="Install a newer tb_memplugin."
             )
-        return tuple(_device_peak(device) for device in document["devices"])
+        peaks = tuple(_device_peak(device) for device in document["devices"])
+        if len({peak.device for peak in peaks}) < len(peaks):
+            raise ValueError("it names a device twice")
+        return peaks
     except (OSError, OverflowError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UnreadableFileError(f"The lock is damaged ({error!r:.120}).", where=path, fix=FIX) from error
 
 
 def _device_peak(device: Any) -> DevicePeak:
-    lowest, highest = device["lowest_peak_bytes"], device["highest_peak_bytes"]
+    lowest, highest = _size(device["lowest_peak_bytes"]), _size(device["highest_peak_bytes"])
     parts = {
-        by: [Part(str(key), int(size), 0) for key, size in device["parts"][by].items()] for by in DIVISIONS
+        by: [Part(str(key), _size(size), 0) for key, size in device["parts"][by].items()] for by in DIVISIONS
     }
     sums = {sum(part.bytes for part in listed) for listed in parts.values()}
-    if not (0 <= int(lowest) <= int(highest)) or sums != {int(highest)}:
+    if lowest > highest or sums != {highest}:
         raise ValueError("the parts do not sum to the peak")
-    return DevicePeak(str(device["device"]), int(lowest), int(highest), parts, str(device.get("torch", "")))
+    return DevicePeak(str(device["device"]), lowest, highest, parts, str(device.get("torch", "")))
+
+
+def _size(value: object) -> int:
+    """Return a size in bytes.
+
+    Raises:
+        ValueError: the value is no whole number of bytes.
+    """
+    if not isinstance(value, int) or value < 0:
+        raise ValueError(f"{value!r:.40} is no size in bytes")
+    return value

@@ -18,7 +18,7 @@ from tb_memplugin.errors import UnreadableFileError, fix_of
 from tb_memplugin.proto.recording_pb2 import StepMetadata
 from tb_memplugin.store import files
 from tb_memplugin.store.health import unreadable_files
-from tb_memplugin.store.paths import CLAIM, EVENT_FILE_END, SIDE_FOLDER
+from tb_memplugin.store.paths import CLAIM, EVENT_FILE_END, SIDE_FOLDER, is_side_file_name
 from tb_memplugin.store.reader import (
     RecordedStep,
     Recordings,
@@ -64,7 +64,15 @@ def check_logdir(logdir: str) -> Iterator[Finding]:
     for folder in closed:
         yield problem(f"This user cannot read the folder {folder}.", _allow(folder))
     events = [(folder, name) for folder, name in names if "tfevents" in name]
-    if names or not closed:
+    without = _without_event_file(names, events)
+    if without:
+        others = f" and {counted(len(without) - 1, 'more folder')}" if len(without) > 1 else ""
+        yield problem(
+            f"There are side files, but not the event files that belong to them: {without[0]}{others}.",
+            "Copy whole run folders, or make new event files from the side files: "
+            f"tb-memplugin doctor --repair {shlex.quote(logdir)}",
+        )
+    if recordings.steps or recordings.watched or not (without or (closed and not names)):
         yield _check_events(logdir, names, events, recordings)
     if recordings.watched:
         count = sum(len(series.figures) for series in recordings.watched)
@@ -163,13 +171,15 @@ def _check_events(
             "The event files of the recordings contain no step that can be read.",
             "See the files named below.",
         )
-    if any(name.endswith(".mem") for _, name in names):
-        return problem(
-            "There are side files, but not the event files that belong to them.",
-            "Copy whole run folders, or make new event files from the side files: "
-            f"tb-memplugin doctor --repair {shlex.quote(logdir)}",
-        )
     return _check_importable(logdir, names) or _nothing_recorded(len(events))
+
+
+def _without_event_file(names: list[tuple[str, str]], events: list[tuple[str, str]]) -> list[str]:
+    """Return the workers' folders that have side files and no event file of ours."""
+    written = {folder.replace("\\", "/") for folder, name in events if name.endswith(EVENT_FILE_END)}
+    sides = {side.replace("\\", "/") for side, name in names if is_side_file_name(name)}
+    folders = {side.removesuffix(f"/{SIDE_FOLDER}") for side in sides if side.endswith(f"/{SIDE_FOLDER}")}
+    return sorted(folders - written)
 
 
 def _check_importable(logdir: str, names: list[tuple[str, str]]) -> Finding | None:

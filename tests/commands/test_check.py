@@ -164,6 +164,8 @@ def test_what_is_no_limit_is_refused(files: dict[int, Path], limit: str) -> None
         ('_lock": 1', '_lock": 2', "version 2"),
         ("390", "[]", "damaged"),
         ('"highest_peak_bytes": 390', '"highest_peak_bytes": Infinity', "damaged"),
+        ('"lowest_peak_bytes": 390', '"lowest_peak_bytes": 1.5', "1.5 is no size in bytes"),
+        ('": 90', '": 100, "x": -10', "-10 is no size in bytes"),
         ('"devices"', '"device"', "damaged"),
         (' "devices"', '<<<<<<< HEAD\n "devices"', "could not merge"),
     ],
@@ -176,6 +178,14 @@ def test_a_damaged_lock_is_refused(
     assert run("check", files[390], "--write", lock).exit_code == 0
     lock.write_text(lock.read_text("utf-8").replace(old, new), encoding)
     assert why in refused("check", lock, files[390])
+
+
+def test_a_lock_that_names_a_device_twice_is_refused(files: dict[int, Path], tmp_path: Path) -> None:
+    lock = tmp_path / "memory.lock"
+    assert run("check", files[390], "--write", lock).exit_code == 0
+    content = json.loads(lock.read_text("utf-8"))
+    lock.write_text(json.dumps({**content, "devices": 2 * content["devices"]}), "utf-8")
+    assert "it names a device twice" in refused("check", lock, files[390])
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"])

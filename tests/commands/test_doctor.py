@@ -1,5 +1,6 @@
 import os
 import shlex
+import socket
 from importlib import metadata
 
 import pytest
@@ -131,6 +132,17 @@ def test_side_files_that_were_not_copied_along(logdir):
     assert "window-000000.mem is missing" in problem
 
 
+def test_a_worker_whose_event_file_is_missing_beside_one_that_is_whole(logdir):
+    for worker in ("rank1", "rank2"):
+        RunWriter(str(logdir / "run"), worker).write(BASELINE)
+        (path,) = (logdir / "run" / worker).glob("*tfevents*")
+        path.unlink()
+    (text,) = problems(logdir)
+    where = f"{logdir / 'run/rank1'} and 1 more folder"
+    assert text == f"There are side files, but not the event files that belong to them: {where}."
+    assert "2 recorded steps of 1 worker" in findings(logdir)[1].text
+
+
 def test_files_that_cannot_be_read(logdir):
     (logdir / "run/rank0/plugins/tb_memplugin/window-000000.mem").write_bytes(b"junk")
     (problem,) = problems(logdir)
@@ -165,6 +177,17 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(logdir, name):
     os.mkfifo(path)
     problem = [finding for finding in findings(logdir) if finding.level is Level.PROBLEM][-1]
     assert "it is a pipe" in problem.text
+    assert problem.fix == "Move it elsewhere: it is no file that can be read."
+
+
+@pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="no sockets with names here")
+def test_a_socket_in_the_place_of_an_event_file(logdir, monkeypatch):
+    (path,) = (logdir / "run/rank0").glob("*tfevents*")
+    path.unlink()
+    monkeypatch.chdir(path.parent)  # a socket's path has at most 107 bytes
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path.name)
+    problem = [finding for finding in findings(logdir) if finding.level is Level.PROBLEM][-1]
     assert problem.fix == "Move it elsewhere: it is no file that can be read."
 
 
