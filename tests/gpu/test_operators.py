@@ -32,6 +32,16 @@ def rows(*shape: int) -> torch.Tensor:
     return torch.zeros(shape, dtype=torch.long, device="cuda")
 
 
+def on_host(x: torch.Tensor) -> torch.Tensor:
+    """Copy into rows in one piece on the host."""
+    return torch.empty(x.shape).copy_(x)
+
+
+def passed(x: torch.Tensor, *, blocking: bool) -> torch.Tensor:
+    host = x.to("cpu", torch.float16, non_blocking=not blocking)
+    return host.to("cuda", torch.float32, non_blocking=not blocking)
+
+
 OPERATORS: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
     "sum": (lambda x: x.sum(), (TOKENS,)),
     "sum of columns": (lambda x: x.sum((0, 1)), (TOKENS,)),
@@ -46,6 +56,21 @@ OPERATORS: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
     "running sum": (lambda x: x.transpose(1, 2).cumsum(-1), (TOKENS,)),
     "bias": (lambda x, bias: x + bias, (TOKENS, (768,))),
     "scale": (lambda x, scale: x * scale, (TOKENS, (768,))),
+    "to the host": (lambda x: x.cpu().cuda(), (TOKENS,)),
+    "to the host, transposed": (lambda x: x.transpose(1, 2).cpu().cuda(), (TOKENS,)),
+    "to the host, in one piece": (lambda x: on_host(x.transpose(1, 2)).cuda(), (TOKENS,)),
+    "to the host, expanded": (lambda x: on_host(x[:1].expand(4, -1, -1)).cuda(), (TOKENS,)),
+    "to the host, every other row": (lambda x: x[:, ::2].cpu().cuda(), (TOKENS,)),
+    "to the host and back, in half": (lambda x: passed(x, blocking=True), (TOKENS,)),
+    "to the host and back, in half, transposed": (
+        lambda x: passed(x.transpose(1, 2), blocking=True),
+        (TOKENS,),
+    ),
+    "to the host and back, in half, without waiting": (lambda x: passed(x, blocking=False), (TOKENS,)),
+    "to the host and back, in half, without waiting, transposed": (
+        lambda x: passed(x.transpose(1, 2), blocking=False),
+        (TOKENS,),
+    ),
     "softmax": (lambda x: x.softmax(-1), (TOKENS,)),
     "log_softmax": (lambda x: x.log_softmax(-1), (TOKENS,)),
     "softmax in float32": (lambda x: x.softmax(-1, dtype=torch.float32), (TOKENS,)),
@@ -100,6 +125,10 @@ OPERATORS: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
     "fractional pooling": (
         lambda x: functional.fractional_max_pool2d(x, 2, output_ratio=(0.5, 0.5)),
         (IMAGES,),
+    ),
+    "fractional pooling of volumes": (
+        lambda x: functional.fractional_max_pool3d(x, 2, output_ratio=(0.5, 0.5, 0.5)),
+        ((2, 16, 16, 16, 16),),
     ),
     "batch norm of images": (
         lambda x, w, b: functional.batch_norm(x, None, None, w, b, training=True),

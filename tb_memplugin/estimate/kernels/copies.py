@@ -131,12 +131,22 @@ def _scaled(call: Call) -> Buffers:
     return [copied_bytes(call.out), copied_bytes(read)]
 
 
-def _from_the_host(call: Call) -> Buffers:
-    """Return the piece in which elements arrive from the host that lie otherwise in the result."""
+def _between_host_and_gpu(call: Call) -> Buffers:
+    """Return the pieces on the GPU in which elements pass that are of another dtype, or lie otherwise.
+
+    Dtypes are converted on the GPU if the copy does not block, else on the host.
+    """
     read, out = call["src" if call.func._schema.is_mutable else "self"], call.out
     is_dense = torch.ops.aten.is_non_overlapping_and_dense.default(read)
-    is_same = read.dtype is out.dtype and read.stride() == out.stride() and is_dense
-    return [] if is_same or read.device.type != "cpu" else [copied_bytes(out)]
+    is_converted, is_like = read.dtype is not out.dtype, read.stride() == out.stride() and is_dense
+    if read.device.type == out.device.type or (is_like and not is_converted):
+        return []
+    by_gpu = is_converted and call["non_blocking"]
+    if read.device.type == "cpu":
+        return [out.numel() * read.element_size() if by_gpu else copied_bytes(out)]
+    in_one_piece = (read.is_contiguous() or (by_gpu and not is_dense)) and read.shape == out.shape
+    size = out.element_size() if by_gpu else read.element_size()
+    return [read.numel() * size * by_gpu, 0 if in_one_piece else out.numel() * size]
 
 
 def _pooled(call: Call) -> Buffers:
@@ -251,11 +261,12 @@ KERNELS = (
             *(f"_upsample_{kind}2d_aa_backward" for kind in ("bilinear", "bicubic")),
             *(f"reflection_pad{n}d_backward" for n in (1, 2)),
             "nll_loss_backward",
+            "fractional_max_pool2d_backward",
         ),
         contiguous_copies("grad_output"),
         source=(
             "cuda/UpSampleBicubic2d.cu, cuda/UpSampleBilinear2d.cu, cuda/ReflectionPad.cu, "
-            "cuda/Loss.cu: what they call contiguous on"
+            "cuda/FractionalMaxPool2d.cu, cuda/Loss.cu: what they call contiguous on"
         ),
     ),
     Kernel(
@@ -284,7 +295,7 @@ KERNELS = (
     ),
     Kernel(
         operators("_to_copy", "copy_"),
-        _from_the_host,
+        _between_host_and_gpu,
         source="cuda/Copy.cu:copy_kernel_cuda",
     ),
     Kernel(

@@ -359,10 +359,18 @@ class CountingFakeMode(FakeTensorMode):
 
     def _buffers(self, func: Any, args: Sequence[object], kwargs: Mapping[str, object], out: Any) -> Buffers:
         """Return what the kernel of an operator allocates, nothing if it runs on another device."""
-        first = next(_tensors((out,)), None)
-        if first is None or first.fake_device.type != self.ledger.device_type or not first.numel():
+        at = self._placed(out, args)
+        if at is None or not at.numel():
             return ()
         return self._kernels[func].buffers(Call(func, tuple(args), kwargs, out, self._corrections.gpu))
+
+    def _placed(self, out: Any, args: Sequence[object]) -> Any:
+        """Return a tensor where a kernel ran: a result, or what it copies to the host; None if elsewhere."""
+        kind = self.ledger.device_type
+        first = next(_tensors((out,)), None)
+        if first is None or first.fake_device.type == kind:
+            return first
+        return next((tensor for tensor in _tensors(args) if tensor.fake_device.type == kind), None)
 
     def hold(self, buffers: Buffers, func: Any, scope: Scope, device: int) -> list[Block]:
         """Record buffers and the results among them; returns the blocks that outlive their sequence."""
@@ -382,7 +390,8 @@ class CountingFakeMode(FakeTensorMode):
         return outliving
 
     def _note(self, out: Any, func: Any, args: Sequence[object], scope: Scope, buffers: Buffers) -> None:
-        device = self.ledger.device_row(next(_tensors((out,))).fake_device) if buffers else 0
+        at = self._placed(out, args) if buffers else None
+        device = 0 if at is None else self.ledger.device_row(at.fake_device)
         among_results = _has_results(buffers)
         if among_results:
             self.hold(buffers, func, scope, device)

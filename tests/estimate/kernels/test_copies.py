@@ -133,6 +133,27 @@ def test_what_lies_otherwise_on_the_gpu_than_on_the_host_arrives_in_one_more_pie
         assert sizes(estimated(partial(load, of=of, to=to)), "_to_copy") == [MIB]
 
 
+@pytest.mark.parametrize(("blocking", "taken"), [(True, [MIB]), (False, [MIB // 2, MIB // 2])])
+def test_a_transposed_tensor_goes_to_the_host_in_one_piece_converted_there_if_the_copy_blocks(
+    blocking: bool, taken: list[int]
+) -> None:
+    """512 x 512 numbers in float32 on the GPU, in float16 on the host."""
+
+    def store() -> None:
+        rows = torch.ones(512, 512, device="cuda")
+        torch.empty(512, 512, dtype=torch.float16).copy_(rows.t(), non_blocking=not blocking)
+
+    assert sizes(estimated(store), "copy_") == taken
+
+
+def test_halves_from_the_host_are_converted_on_the_gpu_if_the_copy_does_not_block() -> None:
+    def load(*, blocking: bool) -> None:
+        torch.ones(512, 512, dtype=torch.float16).to("cuda", torch.float32, non_blocking=not blocking)
+
+    assert sizes(estimated(partial(load, blocking=True)), "_to_copy") == [MIB]
+    assert sizes(estimated(partial(load, blocking=False)), "_to_copy") == [MIB, MIB // 2]
+
+
 def test_images_whose_rows_lie_apart_are_copied_before_they_are_scaled() -> None:
     for function, operator in (
         (lambda x: functional.interpolate(x.mT, scale_factor=2), "upsample_nearest2d"),
