@@ -95,10 +95,8 @@ def _measured_cell(shell: Any) -> Any:
         """Run the cell and show its memory; `%%memory net` names the layers of a model, an expression."""
         try:
             result, trace = _measured(shell, line.strip(), cell)
-        except (
-            MemPluginError,
-            TypeError,
-        ) as error:  # IPython shows its own kind of error without a traceback
+        except (MemPluginError, TypeError) as error:
+            # IPython shows this kind of error without a traceback.
             raise UsageError(f"%%memory: {error}") from None
         error_of_cell = result.error_before_exec or result.error_in_exec
         if error_of_cell is not None:

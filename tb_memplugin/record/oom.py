@@ -248,7 +248,7 @@ class OomRecorder:
         with self._lock:
             self._failures[name] += 1
             count = self._failures[name]
-        if count == self._most_dumps + 1:
+        if count == self._most_dumps + 1 and self.dumps:
             logger.warning(
                 "Memory ran out on %s more than %d times; later failures are not written.", name, count - 1
             )
@@ -303,7 +303,9 @@ class OomRecorder:
             raise error
         logger.debug("%s", message, exc_info=error)
         text = str(error) if isinstance(error, MemPluginError) else f"{type(error).__name__}: {error}"
-        logger.warning("%s. The out-of-memory error itself is raised unchanged.\n  reason: %s", message, text)
+        self._guard.warn(
+            f"{message}. The out-of-memory error itself is raised unchanged.\n  reason: {text}", once=message
+        )
 
 
 _active: dict[int, OomRecorder] = {}
