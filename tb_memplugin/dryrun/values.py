@@ -35,7 +35,7 @@ from tb_memplugin.estimate.answer.hints import (
 )
 from tb_memplugin.estimate.kernels.recurrent import SIZED, RecurrentCall, reserve_bytes, workspace_bytes
 from tb_memplugin.estimate.kernels.uncounted import FOURIER, SOLVERS, SPARSE
-from tb_memplugin.estimate.program.checks import generating, going_on, passing
+from tb_memplugin.estimate.program.checks import generating, going_on, holds_if_equal, passing
 from tb_memplugin.estimate.run.patches import Patches, do_nothing
 from tb_memplugin.record.torch_private.autograd import current_node
 
@@ -183,7 +183,10 @@ class Values:
         if asking_frame(caller).f_code.co_filename.endswith("lbfgs.py"):
             self._note(LBFGS)
             self._evaluations += 1
-            return bool(going_on(caller)) if asked.kind == "truth" else 1.0 / self._evaluations
+            if asked.kind != "truth":
+                return 1.0 / self._evaluations
+            in_line_search = asking_frame(caller).f_code.co_name != "step"
+            return holds_if_equal(caller) if in_line_search else bool(going_on(caller))
         if asked.kind == "truth" and (truth := going_on(caller)) is not None:
             self._note(went_on(asked, truth))
             return truth

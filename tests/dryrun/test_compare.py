@@ -85,6 +85,32 @@ def test_a_program_that_no_engine_runs_is_an_error(product: str, monkeypatch: py
         compare_engines(read_program([product]), GpuSpec.named("h100"))
 
 
+LINE_SEARCH = """
+import torch
+weight = torch.ones(512, 512, device="cuda", requires_grad=True)
+optimizer = torch.optim.LBFGS([weight], max_iter=6, history_size=4, line_search_fn="strong_wolfe")
+def closure():
+    optimizer.zero_grad()
+    loss = (weight @ weight).square().mean()
+    loss.backward()
+    return loss
+for _ in range(3):
+    optimizer.step(closure)
+"""
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13.0+cu"), reason="needs PyTorch 2.13 with CUDA")
+def test_a_line_search_ends_at_once_on_both_engines(tmp_path: Path) -> None:
+    """So LBFGS makes all its iterations, and its history is full."""
+    script = tmp_path / "fit.py"
+    script.write_text(LINE_SEARCH, "utf-8")
+    fake, runtime = (
+        estimate(read_program([str(script)]), GpuSpec.named("h100")).estimate
+        for estimate in (engines.ENGINES["fake"], engines.ENGINES["runtime"])
+    )
+    assert runtime.peak_allocated_bytes == fake.peak_allocated_bytes > 8 * MIB + LARGE_WORKSPACE
+
+
 @pytest.mark.skipif(not torch.__version__.startswith("2.13.0+cu"), reason="needs PyTorch 2.13 with CUDA")
 def test_factorizations_and_solvers_take_what_the_rows_say(capfd: pytest.CaptureFixture[str]) -> None:
     lines = {}

@@ -97,6 +97,14 @@ def going_on(caller: FrameType | None) -> bool | None:
     return _going_on(frame.f_code, frame.f_lasti)
 
 
+def holds_if_equal(caller: FrameType | None) -> bool:
+    """Return the truth of the comparison that is asked for now, if both of its sides are equal."""
+    frame = asking_frame(caller)
+    steps = [step for step in instructions_of(frame.f_code) if step.offset <= frame.f_lasti]
+    compared = next((step for step in reversed(steps) if step.opname == "COMPARE_OP"), None)
+    return compared is not None and compared.argval in ("<=", ">=", "==")
+
+
 @lru_cache(maxsize=256)
 def _going_on(code: CodeType, last: int) -> bool | None:
     instructions = instructions_of(code)
