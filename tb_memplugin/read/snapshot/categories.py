@@ -190,7 +190,7 @@ def _with_annotations(trace: MemoryTrace, phase: UInt8, mark: UInt8) -> UInt8:
                 noted[is_open] = wanted
                 opened += is_open
     silent = (phase == Phase.OTHER) & (mark == Mark.NOTHING) & (opened == 1)
-    has_frames = trace.events.stack >= 0
+    has_frames = trace.own_stacks >= 0
     silent &= has_frames | ~has_frames.any()
     return np.where(silent, noted, phase).astype(np.uint8)
 

@@ -270,6 +270,38 @@ def test_what_an_optimizers_closure_allocates_is_not_of_its_step():
     }
 
 
+def test_a_free_that_has_only_its_allocations_stack_ends_no_closure():
+    """Python's context has no frames of autograd's thread: a free there has those of the allocation."""
+    stacks = {
+        "loss": ("closure /work/train.py:5", STEP),
+        "forward": (f"linear {TORCH}/nn/functional.py:9", "closure /work/train.py:4", STEP),
+        "state": (f"_init_group {TORCH}/optim/adamw.py:150", STEP),
+    }
+    step = program(
+        "START Optimizer.step#LBFGS.step",
+        "alloc 1 h at=forward",
+        "alloc 2 loss at=loss",
+        "alloc 4 d",
+        "free loss at=loss",
+        "alloc 8 e",
+        "free d",
+        "free e",
+        "free h at=forward",
+        "alloc 16 g",
+        "alloc 32 m at=state",
+        "END Optimizer.step#LBFGS.step",
+        stacks=stacks,
+    )
+    assert categories(step) == {
+        1: "activation",
+        2: "activation",
+        4: "autograd_detail",
+        8: "autograd_detail",
+        16: "gradient",
+        32: "optimizer_state",
+    }
+
+
 def test_a_block_from_before_counts_as_kept_only_if_the_backward_began_in_the_trace():
     assert categories(program("before 1 a", "free a at=backward", stacks=STACKS)) == {1: "unknown"}
     begun = program("before 1 a", "alloc 2 h at=forward", "free a at=backward", stacks=STACKS)
