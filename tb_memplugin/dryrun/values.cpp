@@ -116,7 +116,8 @@ const std::unordered_set<std::string> kReadFirst = {"aten::nonzero", "aten::_uni
 const std::unordered_map<std::string, std::vector<size_t>> kBounded = {
     {"aten::copy_", {1}}, {"aten::index", {0}}, {"aten::index_select", {0}}, {"aten::gather", {0}}, {"aten::flip", {0}},
     {"aten::masked_select", {0}}, {"aten::cat", {0}}, {"aten::max", {0}}, {"aten::amax", {0}}, {"aten::min", {0}},
-    {"aten::amin", {0}}, {"aten::_aminmax", {0}}, {"aten::aminmax", {0}}, {"aten::sort", {0}}, {"aten::topk", {0}}, {"aten::sum", {0}}, {"aten::cumsum", {0}},
+    {"aten::amin", {0}}, {"aten::_aminmax", {0}}, {"aten::aminmax", {0}}, {"aten::sort", {0}}, {"aten::topk", {0}},
+    {"aten::sum", {0}}, {"aten::cumsum", {0}},
     {"aten::add", {0, 1}}, {"aten::add_", {0, 1}}, {"aten::where", {1, 2}}, {"aten::masked_fill", {0, 2}},
     {"aten::masked_fill_", {0, 2}}};
 // Operators that choose indices, their only or last result; without a dimension, `max` and `min` choose none.
