@@ -318,6 +318,6 @@ def _size(value: object) -> int:
     Raises:
         ValueError: the value is no whole number of bytes.
     """
-    if not isinstance(value, int) or value < 0:
+    if type(value) is not int or value < 0:  # JSON's true is an int, too
         raise ValueError(f"{value!r:.40} is no size in bytes")
     return value

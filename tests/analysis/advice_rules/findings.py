@@ -16,9 +16,9 @@ def found(history: MemoryTrace, kind: str) -> Finding:
 
 
 def why(history: MemoryTrace, kind: str, device: str | None = None) -> str:
-    (judgement,) = [one for one in advice(history, device).judgements if one.kind == kind]
-    assert judgement.verdict != "found"
-    return judgement.why
+    told, reason = verdict(history, kind, device)
+    assert told != "found"
+    return reason
 
 
 def stacked(history: MemoryTrace, *stacks: tuple[str, ...], start: tuple[int, ...] = ()) -> MemoryTrace:
@@ -44,9 +44,9 @@ MODEL, COPY = ("to model.py:5",), ("deepcopy train.py:9",)
 STEPPED = ("alloc 7 t phase=optimizer", "free t")
 
 
-def verdict(history: MemoryTrace, kind: str) -> tuple[str, str]:
-    (told,) = [one for one in advice(history).judgements if one.kind == kind]
-    return told.verdict, told.why
+def verdict(history: MemoryTrace, kind: str, device: str | None = None) -> tuple[str, str]:
+    (judgement,) = [one for one in advice(history, device).judgements if one.kind == kind]
+    return judgement.verdict, judgement.why
 
 
 def evidence(finding: Finding) -> list[tuple[str, int]]:
