@@ -25,6 +25,9 @@ MODULE_CALL = "_call_impl "
 """What the text of a call of an `nn.Module` begins with."""
 
 _LOCATION = re.compile(r"(?P<text>.*):(?P<line>-?\d{1,18})", re.DOTALL)
+_PYTHON_FILE = re.compile(r".*\.pyx?(:codegen\(\w*\))?", re.DOTALL)
+"""What names a Python file: from 2.13, torch gives the code that it writes for a compiled function the name of
+the file that writes it and `:codegen(function)` (torch/_functorch/_aot_autograd/subclass_codegen.py)."""
 
 
 class Frame(NamedTuple):
@@ -42,7 +45,7 @@ class Frame(NamedTuple):
     @property
     def is_python(self) -> bool:
         """Whether this is a Python frame: its file ends in `.py` or `.pyx`, or is written as `<...>`."""
-        return self.file.endswith((".py", ".pyx")) or self.file.startswith("<")
+        return self.file.startswith("<") or _PYTHON_FILE.fullmatch(self.file) is not None
 
     @property
     def place(self) -> str:
@@ -70,7 +73,7 @@ def _is_python_file(name: str) -> bool:
     """Whether a text names a Python file, or is a placeholder like `<string>` or `<eval_with_key>.3`."""
     if name.startswith("<") and ">" in name:
         return not any(map(str.isspace, name.rpartition(">")[2]))
-    return name.endswith((".py", ".pyx"))
+    return _PYTHON_FILE.fullmatch(name) is not None
 
 
 def lowest_in_stacks(rank: dict[str, int], stacks: Iterable[Sequence[str]], none: int) -> Int64:

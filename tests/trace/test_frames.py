@@ -18,6 +18,7 @@ from tb_memplugin.trace.frames import Frame, lowest_in_stacks, read_frame
         ("at::mm(int, int) Register CUDA.cpp:0", Frame("at::mm(int, int) Register", "CUDA.cpp", 0)),
         ("bool operator< <int>(int, int) ??:0", Frame("bool operator< <int>(int, int)", "??", 0)),
         ("PyRun :0", Frame("PyRun", "", 0)),
+        ("g a.py:codegen(fn_backward):21", Frame("g", "a.py:codegen(fn_backward)", 21)),
         ("f x.py:7 [fx mm_1 call_function aten.mm]", Frame("f", "x.py", 7, "mm_1 call_function aten.mm")),
         ("nothing of the kind", Frame("nothing of the kind", "", 0)),
         ("", Frame("", "", 0)),
@@ -42,7 +43,7 @@ def test_a_hostile_text_is_read_at_once(text):
 
 
 def test_python_is_told_from_native_code():
-    python = ["f a.py:1", "f <string>:1", "f <eval_with_key>.3:9"]
+    python = ["f a.py:1", "f <string>:1", "f <eval_with_key>.3:9", "f a.py:codegen(fn):2"]
     native = ["f ??:0", "f a.cpp:4", "f :0", "f methodobject.c:537"]
     assert all(read_frame(text).is_python for text in python)
     assert not any(read_frame(text).is_python for text in native)

@@ -397,7 +397,7 @@ def by_sizes(trace: MemoryTrace, category: UInt8, certain: Bool, phase: UInt8, e
     categories: UInt8 = category.copy()
     blocks = trace.allocations
     categories[_workspaces(trace, certain)] = Category.WORKSPACE
-    categories[_large_workspaces(trace, certain)] = Category.WORKSPACE
+    categories[_large_workspaces(trace, certain, phase)] = Category.WORKSPACE
     for device in range(len(trace.devices)):
         rows = np.flatnonzero((categories == Category.UNKNOWN) & (blocks.device == device))
         categories[_replaced_state(trace, categories, phase, rows, ends_step)] = Category.OPTIMIZER_STATE
@@ -424,26 +424,64 @@ def _workspaces(trace: MemoryTrace, certain: Bool) -> Int64:
     return np.array([row for row in rows if not _has_native_frames(trace, row)], np.int64)
 
 
-def _large_workspaces(trace: MemoryTrace, certain: Bool) -> Int64:
+def _large_workspaces(trace: MemoryTrace, certain: Bool, phase: UInt8) -> Int64:
     """Return the blocks of the size of a cuBLAS workspace on Hopper, which tensors have, too, that are one.
 
     A product allocates it once, next to its result, and cuBLASLt's with it. So they are workspaces if they
     stay, and each other call of their stack allocated all but them. Autograd's thread has its own, without
-    Python's frames: the only other block of this size that stays.
+    Python's frames: a later backward allocates all but it. Where only two blocks of this size stay, each
+    tells what the other is.
     """
     blocks = trace.allocations
-    kept = (blocks.freed == len(trace.events)) & (blocks.born >= 0) & ~certain
+    stays = blocks.freed == len(trace.events)
+    kept = stays & (blocks.born >= 0) & ~certain
     large = blocks.bytes == LARGE_WORKSPACE
     workspaces: list[int] = []
     for device in np.unique(blocks.device[kept & large]).tolist():
         here = blocks.device == device
-        once = _allocated_once(trace, np.flatnonzero(here & (blocks.born >= 0)), kept)
-        stays = here & large & (blocks.freed == len(trace.events))
-        silent = np.flatnonzero(stays & kept & (blocks.stack < 0)).tolist()
-        if np.count_nonzero(stays[once]) == len(silent) == 1 and np.count_nonzero(stays) == 2:
-            once += silent
-        workspaces += once if np.count_nonzero(stays) <= MOST_WORKSPACES[LARGE_WORKSPACE] else []
+        count = np.count_nonzero(here & large & stays)
+        if count > MOST_WORKSPACES[LARGE_WORKSPACE]:
+            continue
+        of_device = _allocated_once(trace, np.flatnonzero(here & (blocks.born >= 0)), kept)
+        of_device += _of_first_backward(trace, np.flatnonzero(here & kept & (blocks.stack < 0)), phase)
+        candidates = np.flatnonzero(here & kept & large)
+        is_silent = blocks.stack[candidates] < 0
+        if (
+            np.count_nonzero(is_silent) == np.isin(candidates, of_device).sum() == 1
+            and len(candidates) == count == 2
+        ):
+            of_device += [row for row in candidates.tolist() if not _has_native_frames(trace, row)]
+        workspaces += of_device
     return np.array(workspaces, np.int64)
+
+
+def _of_first_backward(trace: MemoryTrace, rows: Int64, phase: UInt8) -> list[int]:
+    """Return the workspaces of autograd's thread: a later backward allocates all but them, in the same order.
+
+    Args:
+        rows: the blocks of a device that stay and have no stack.
+        phase: the phase of each event.
+    """
+    blocks, events = trace.allocations, trace.events
+    born, size = blocks.born[rows], blocks.bytes[rows]
+    large = np.flatnonzero(size == LARGE_WORKSPACE)
+    if not len(large):
+        return []
+    is_own = (events.kind == Kind.ALLOC) & (events.device == blocks.device[rows[0]])
+    at = np.flatnonzero(is_own & np.isin(phase, (Phase.FORWARD, Phase.BACKWARD)))
+    passes = np.split(at, np.flatnonzero(np.diff(phase[at])) + 1)
+    passes = [of_pass for of_pass in passes if len(of_pass) and phase[of_pass[0]] == Phase.BACKWARD]
+    sizes = {tuple(events.bytes[of_pass].tolist()) for of_pass in passes}
+    workspaces: list[int] = []
+    for of_pass in passes:
+        lt = np.flatnonzero((size == LT_WORKSPACE) & np.isin(born, of_pass))
+        for row in large[np.isin(born[large], of_pass)].tolist():
+            for left_out in ([row], [row, *lt.tolist()]):
+                rest = of_pass[~np.isin(of_pass, born[left_out])]
+                if tuple(events.bytes[rest].tolist()) in sizes:
+                    workspaces += rows[left_out].tolist()
+                    break
+    return workspaces
 
 
 def _allocated_once(trace: MemoryTrace, rows: Int64, kept: Bool) -> list[int]:

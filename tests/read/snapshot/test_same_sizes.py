@@ -123,6 +123,52 @@ def test_else_it_is_what_its_stack_says(lines):
     assert "workspace" not in all_categories(program(*lines, stacks=PYTHON))
 
 
+FIRST_BACKWARD = f"alloc {LARGE_WORKSPACE} ours"
+LATER = ["alloc 9 h at=python", "alloc 7 g", "alloc 5 k", "free g", "free k", "free h"]
+TWICE = [
+    *(f"alloc {LARGE_WORKSPACE} theirs at=once", *LATER[:2], FIRST_BACKWARD, *LATER[2:]),
+    *LATER,
+]
+TRAINED = {**PYTHON, "once": ("target /work/train.py:1",)}
+
+
+def large_blocks(*lines: str) -> list[str]:
+    trace = categorised(program(*lines, stacks=TRAINED))
+    large = trace.allocations.bytes == LARGE_WORKSPACE
+    return [Category(row).key for row in trace.allocations.category[large].tolist()]
+
+
+def test_what_only_the_first_backward_allocates_on_hopper_is_a_workspace_and_tells_the_forwards():
+    """In a line that runs once, nothing else tells a workspace from a tensor of its size."""
+    assert large_blocks(*TWICE) == ["workspace", "workspace"]
+    third = f"alloc {LARGE_WORKSPACE} weight at=once"
+    assert large_blocks(third, *TWICE).count("workspace") == 1
+
+
+def test_a_gradient_of_the_size_beside_it_is_none():
+    backward = [*LATER[:-1], "alloc 33554432 g", "free g", "free h"]
+    last = [*LATER[:-1], "alloc 33554432 kept"]
+    assert large_blocks(*backward[:2], FIRST_BACKWARD, *backward[2:], *last) == [
+        "workspace",
+        "autograd_detail",
+        "gradient",
+    ]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        TWICE[: -len(LATER)],
+        [*TWICE[:-5], f"alloc {LARGE_WORKSPACE} again", *TWICE[-5:]],
+        [*TWICE[:-5], "alloc 3 other", *TWICE[-5:]],
+        [*TWICE, "free ours"],
+    ],
+    ids=["one backward", "a gradient of the size in each", "another backward", "freed"],
+)
+def test_else_a_block_of_backward_of_this_size_is_none(lines):
+    assert "workspace" not in large_blocks(*lines)
+
+
 def test_a_snapshot_without_a_trace_may_know_gradients_by_their_stacks():
     """Nothing happens in it, so no backward begins; the blocks were all there."""
     accumulate = [{"name": "torch::autograd::AccumulateGrad::apply()", "filename": "??", "line": 0}]
