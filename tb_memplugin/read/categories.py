@@ -82,6 +82,12 @@ CATEGORY_OF = {
 _CATEGORY_OF = np.full(len(Reason), Category.UNKNOWN, np.uint8)
 _CATEGORY_OF[list(CATEGORY_OF)] = list(CATEGORY_OF.values())
 
+
+def category_of(reason: UInt8) -> UInt8:
+    """Return the categories that follow from the rules of `by_lifetime`."""
+    return _CATEGORY_OF[reason]
+
+
 MOST_STEPS = 2
 """How many more steps a block may see that was allocated between phases, and still be data of one step."""
 
@@ -120,32 +126,39 @@ def by_lifetime(born: Born, phases: Spans, operators: Sequence[str], *, knows_op
     reason[optimizer] = np.where(outlives[optimizer], left, Reason.FREED_IN_STEP)
     other = np.flatnonzero(born.phase == Phase.OTHER)
     kind = np.array((born.device[other], born.bytes[other], born.operator[other]), np.int64)
-    reason[other] = _between_phases(born.time_ns[other], born.freed_ns[other], outlives[other], kind, phases)
+    starts, ends = phases.start_ns[phases.phase == Phase.FORWARD], _step_ends(phases)
+    reason[other] = between_phases(
+        born.time_ns[other], born.freed_ns[other], outlives[other], kind, starts, ends
+    )
     communication = np.array([name.startswith(COMMUNICATION_PREFIXES) for name in (*operators, "")], bool)
     reason[communication[born.operator]] = Reason.COMMUNICATION_OPERATOR
     reason[(born.operator_end_ns > 0) & (born.freed_ns <= born.operator_end_ns)] = Reason.FREED_IN_OPERATOR
-    return Judged(_CATEGORY_OF[reason], reason)
+    return Judged(category_of(reason), reason)
 
 
-def _between_phases(time_ns: Int64, freed_ns: Int64, outlives: Bool, kind: Int64, phases: Spans) -> UInt8:
-    """Return the reasons for blocks that were allocated in no phase.
+def between_phases(
+    born: Int64, freed: Int64, outlives: Bool, kind: Int64, forwards: Int64, step_ends: Int64
+) -> UInt8:
+    """Return the reasons for blocks that were allocated in no phase, by the last rules of `by_lifetime`.
 
     Args:
+        born, freed: when they were: times in nanoseconds, or numbers of events.
         outlives: whether they are alive up to the next phase.
         kind: what is alike of blocks that come again: a column for each block.
+        forwards: when forwards begin, ascending.
+        step_ends: when steps end, ascending.
     """
-    reason = np.full(len(time_ns), Reason.NO_RULE, np.uint8)
-    starts, ends = phases.start_ns[phases.phase == Phase.FORWARD], _step_ends(phases)
-    step = np.searchsorted(ends, time_ns, side="right")
-    upcoming = np.append(starts, np.iinfo(np.int64).max)[np.searchsorted(starts, time_ns, side="right")]
-    step_end = np.append(ends, np.iinfo(np.int64).max)[step]
-    enters = (freed_ns > upcoming) & (upcoming < step_end)
-    later = np.searchsorted(ends, freed_ns, side="right") - step
+    reason = np.full(len(born), Reason.NO_RULE, np.uint8)
+    never = np.iinfo(np.int64).max
+    step = np.searchsorted(step_ends, born, side="right")
+    upcoming = np.append(forwards, never)[np.searchsorted(forwards, born, side="right")]
+    enters = (freed > upcoming) & (upcoming < np.append(step_ends, never)[step])
+    later = np.searchsorted(step_ends, freed, side="right") - step
     reason[enters] = np.where(later[enters] <= MOST_STEPS, Reason.ALIVE_IN_FORWARD, Reason.KEPT)
-    reason[~enters & (freed_ns > upcoming)] = Reason.KEPT
+    reason[~enters & (freed > upcoming)] = Reason.KEPT
     reason[~outlives] = Reason.FREED_BEFORE_PHASE
     number = np.unique(kind, axis=1, return_inverse=True)[1].reshape(-1)
-    is_data, is_freed = reason == Reason.ALIVE_IN_FORWARD, freed_ns <= ends.max(initial=0)
+    is_data, is_freed = reason == Reason.ALIVE_IN_FORWARD, freed <= step_ends.max(initial=0)
     others_stay = np.isin(number, number[reason == Reason.KEPT])
     others_stay &= ~np.isin(number, number[is_data & is_freed])
     reason[is_data & ~is_freed & others_stay] = Reason.KEPT

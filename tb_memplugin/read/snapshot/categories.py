@@ -1,8 +1,8 @@
 """Assign categories and phases to the blocks of a snapshot.
 
 Labels (`user_metadata`) come first, then frames that name a category, then the phase: from frames, else from
-annotations such as `Optimizer.step#AdamW.step`. Within a phase the block's lifetime decides, as in
-`categories.by_lifetime`; last come comparisons with the sizes of other blocks. The rest stays unknown.
+annotations such as `Optimizer.step#AdamW.step`. Within a phase or between two, a block's lifetime decides as
+in `categories.by_lifetime`; last come comparisons with the sizes of other blocks. The rest stays unknown.
 
 A cache grows as `keys = torch.cat([keys, new_keys])` does: in each call of a model the same stack allocates a
 block, larger than that of the call before by the same bytes, and that one is freed, once for each layer.
@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tb_memplugin.read.categories import between_phases, category_of
 from tb_memplugin.read.cublas import LARGE_WORKSPACE, LT_WORKSPACE, MOST_WORKSPACES, WORKSPACE
 from tb_memplugin.read.snapshot.frame_marks import UNDECIDED, Mark, judged, mark_of
 from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase, Reason
@@ -63,6 +64,8 @@ _REASON_OF[Category.TEMPORARY] = Reason.FREED_IN_STEP
 _REASON_OF[Category.OPTIMIZER_STATE] = Reason.OUTLIVES_STEP
 
 _STEP = re.compile(r"Optimizer\.step#|(^|[^a-z])optim(izer)?([ _-]?step)?([^a-z]|$)", re.IGNORECASE)
+_TRANSFORM = re.compile(r"[/\\]_functorch[/\\](vmap|eager_transforms|apis)\.py:")
+"""Frames of `torch.func`, whose functions have forward and backward without modules and autograd's thread."""
 _ZERO_GRAD = re.compile(r"Optimizer\.zero_grad#|(^|[^a-z])zero_grad([^a-z]|$)", re.IGNORECASE)
 _FORWARD = re.compile(r"(^|[^a-z])(forward|fwd)([^a-z]|$)", re.IGNORECASE)
 _BACKWARD = re.compile(r"(^|[^a-z])(backward|bwd)([^a-z]|$)", re.IGNORECASE)
@@ -134,6 +137,8 @@ def classify(trace: MemoryTrace) -> Classified:
         is_known = named != Category.UNKNOWN
         category[is_known], reason[is_known] = named[is_known], why
         certain |= is_known
+    rows, why_between = _between_phases(trace, born, phase, category)
+    reason[rows], category[rows] = why_between, category_of(why_between)
     compared = by_sizes(trace, category, certain, phase, ends[1])
     changed = compared != category
     reason[changed] = Reason.SAME_SIZES
@@ -221,6 +226,7 @@ def _with_threads_of_autograd(trace: MemoryTrace, phase: UInt8, mark: UInt8) -> 
         return phase
     phases: UInt8 = phase.copy()
     is_decided = (phase != Phase.OTHER) | ~np.isin(mark, UNDECIDED)
+    is_decided &= ~_on_threads_without_forward(trace, phase)
     for device in range(len(trace.devices)):
         here = trace.events.device == device
         decided, candidates = np.flatnonzero(here & is_decided), np.flatnonzero(here & silent)
@@ -229,6 +235,17 @@ def _with_threads_of_autograd(trace: MemoryTrace, phase: UInt8, mark: UInt8) -> 
         last = phase[decided[before - 1]]
         phases[candidates[(last == Phase.FORWARD) | (last == Phase.BACKWARD)]] = Phase.BACKWARD
     return phases
+
+
+def _on_threads_without_forward(trace: MemoryTrace, phase: UInt8) -> Bool:
+    """Return a mask of events with a stack that begins where no forward's does: of an optimizer in a hook."""
+    texts = [stack[-1] if stack else "" for stack in trace.stacks]
+    beginning = {text: read_frame(text)[:2] for text in {*texts, ""}}
+    of_forward = np.unique(trace.events.stack[phase == Phase.FORWARD]).tolist()
+    with_forward = {beginning[texts[row]] for row in of_forward if row >= 0}
+    is_other = np.array([*(beginning[text] not in with_forward for text in texts), False])
+    mask: Bool = is_other[trace.events.stack]
+    return mask
 
 
 def _ends_of_backward(trace: MemoryTrace, phase: UInt8, mark: UInt8) -> Bool:
@@ -281,6 +298,54 @@ def _by_phase(trace: MemoryTrace, born: _Judgement, phase_of_event: UInt8, ends:
     category[born.mark == Mark.RECOMPUTE] = Category.RECOMPUTED
     category[_saved_for_backward(trace, born, phase_of_event)] = Category.ACTIVATION
     return category
+
+
+def _between_phases(
+    trace: MemoryTrace, born: _Judgement, phase: UInt8, category: UInt8
+) -> tuple[Rows, UInt8]:
+    """Return the blocks that lines outside of every phase allocated, and their reasons, see `between_phases`.
+
+    A step ends with a backward or, where there is none, with a forward. Nothing tells parameters or state
+    from data where no block of their size and stack was ever freed, nor new weights, as of an average or of
+    meta-learning, where one line allocates several blocks that all have sizes of parameters. Nor are lines
+    under a transformation of `torch.func` known to be outside of every phase.
+    """
+    blocks, events = trace.allocations, trace.events
+    is_own = (category == Category.UNKNOWN) & (born.phase == Phase.OTHER) & np.isin(born.mark, UNDECIDED)
+    is_own &= (blocks.born >= 0) & (blocks.stack >= 0)
+    stacks = np.unique(blocks.stack[is_own]).tolist()
+    transformed = [row for row in stacks if any(map(_TRANSFORM.search, trace.stacks[row]))]
+    is_own &= ~np.isin(blocks.stack, transformed)
+    weights = category == (Category.PARAMETER if Category.PARAMETER in category else Category.GRADIENT)
+    is_weight = np.isin(blocks.bytes, blocks.bytes[weights])
+    elsewhere = _on_threads_without_forward(trace, phase)
+    reason = np.full(len(blocks), Reason.NO_RULE, np.uint8)
+    for device in range(len(trace.devices)):
+        at = np.flatnonzero((events.kind == Kind.ALLOC) & (events.device == device))
+        rows, forwards = np.flatnonzero(is_own & (blocks.device == device)), at[phase[at] == Phase.FORWARD]
+        if not len(rows) or not len(forwards):
+            continue
+        start, end, stack = blocks.born[rows], blocks.freed[rows], blocks.stack[rows].astype(np.int64)
+        decided = at[(phase[at] != Phase.OTHER) & ~elsewhere[at]]
+        last = Phase.BACKWARD if (phase[decided] == Phase.BACKWARD).any() else Phase.FORWARD
+        order = decided if last == Phase.BACKWARD else at
+        step_ends = order[(phase[order] == last) & (np.append(phase[order[1:]], Phase.OTHER) != last)] + 1
+        outlives = end > _next(decided, start, len(events))
+        kind = np.array((blocks.bytes[rows], stack))
+        mine = between_phases(start, end, outlives, kind, forwards, step_ends)
+        number, is_freed = _numbered(kind), end < len(events)
+        mine[~is_freed & ~np.isin(number, number[is_freed])] = Reason.NO_RULE
+        line = _numbered(np.array((np.searchsorted(decided, start), stack)))
+        several = np.bincount(line)[line] > 1
+        mine[several & ~np.isin(line, line[~is_weight[rows]])] = Reason.NO_RULE
+        reason[rows] = mine
+    rows = np.flatnonzero(reason != Reason.NO_RULE)
+    return rows, reason[rows]
+
+
+def _numbered(columns: Int64) -> Rows:
+    """Return a number for each column of an array of shape (values, columns), the same for equal columns."""
+    return np.unique(columns, axis=1, return_inverse=True)[1].reshape(-1)
 
 
 def _saved_for_backward(trace: MemoryTrace, born: _Judgement, phase: UInt8) -> Bool:
