@@ -95,9 +95,10 @@ def test_a_reserve_that_is_never_used(tmp_path):
     assert [(one["kind"], one["bytes"]) for one in document["findings"]] == [("unused_reserve", held - 300)]
 
 
-def test_a_snapshot_of_one_step_gives_no_finding_and_a_device_that_is_absent_is_refused(tmp_path):
+def test_a_snapshot_of_one_step_gives_its_temporary_and_a_device_that_is_absent_is_refused(tmp_path):
     path = write(tmp_path / "step.pickle", step_snapshot())
-    assert told("advice", path)["findings"] == []
+    findings = told("advice", path)["findings"]
+    assert [(finding["kind"], finding["bytes"]) for finding in findings] == [("large_temporary", 90)]
     assert "cuda:3" in refused("advice", path, "--device", "cuda:3")
 
 

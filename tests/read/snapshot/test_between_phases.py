@@ -53,11 +53,17 @@ def test_what_is_freed_before_the_next_phase_is_temporary():
 @pytest.mark.parametrize(
     "lines",
     [
+        ["alloc 32 e at=forward", *step(0)[:5], "free e", *step(0)[5:], "free x0"],
         ["alloc 64 w at=batch", *step(0)[-6:]],
         ["alloc 64 w at=batch", *(line for row in range(5) for line in step(row)[-6:]), "free w"],
         [line.replace("batch", "inner") for line in [*step(0), *step(1)]],
     ],
-    ids=["never freed, nor any of its kind", "kept for five steps", "in torch.func"],
+    ids=[
+        "between two forwards of a backward",
+        "never freed, nor any of its kind",
+        "kept for five steps",
+        "in torch.func",
+    ],
 )
 def test_else_nothing_is_said(lines):
     assert set(of_size(64, *lines)) == {"unknown"}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tb_memplugin.read.cublas import LARGE_WORKSPACE, LT_WORKSPACE, MOST_WORKSPACES, WORKSPACE
-from tb_memplugin.read.snapshot.categories import FEWEST, categorised
+from tb_memplugin.read.snapshot.categories import categorised
+from tb_memplugin.read.snapshot.same_sizes import FEWEST
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot
 from tb_memplugin.trace import Category, MemoryTrace
 from tests.read.snapshot.test_categories import STACKS, categories
