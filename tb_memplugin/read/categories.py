@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from tb_memplugin.read.cublas import (
     LARGE_WORKSPACE,
@@ -18,7 +19,7 @@ from tb_memplugin.read.cublas import (
 )
 from tb_memplugin.read.phases import phase_at
 from tb_memplugin.trace import Category, Phase, Reason, Spans
-from tb_memplugin.trace.tables import Bool, Int32, Int64, UInt8
+from tb_memplugin.trace.tables import Bool, Int32, Int64, Rows, UInt8
 
 COMMUNICATION_PREFIXES = ("c10d::", "_c10d_functional::", "nccl:", "gloo:", "fsdp::", "record_param_comms")
 WORKSPACE_BYTES = frozenset({WORKSPACE, LARGE_WORKSPACE})
@@ -125,7 +126,7 @@ def by_lifetime(born: Born, phases: Spans, operators: Sequence[str], *, knows_op
     left = Reason.NOT_IN_STATE if knows_optimizer else Reason.OUTLIVES_STEP
     reason[optimizer] = np.where(outlives[optimizer], left, Reason.FREED_IN_STEP)
     other = np.flatnonzero(born.phase == Phase.OTHER)
-    kind = np.array((born.device[other], born.bytes[other], born.operator[other]), np.int64)
+    kind = numbered(born.device[other], born.bytes[other], born.operator[other])
     starts, ends = phases.start_ns[phases.phase == Phase.FORWARD], _step_ends(phases)
     reason[other] = between_phases(
         born.time_ns[other], born.freed_ns[other], outlives[other], kind, starts, ends
@@ -137,14 +138,14 @@ def by_lifetime(born: Born, phases: Spans, operators: Sequence[str], *, knows_op
 
 
 def between_phases(
-    born: Int64, freed: Int64, outlives: Bool, kind: Int64, forwards: Int64, step_ends: Int64
+    born: Int64, freed: Int64, outlives: Bool, kind: Rows, forwards: Int64, step_ends: Int64
 ) -> UInt8:
     """Return the reasons for blocks that were allocated in no phase, by the last rules of `by_lifetime`.
 
     Args:
         born, freed: when they were: times in nanoseconds, or numbers of events.
         outlives: whether they are alive up to the next phase.
-        kind: what is alike of blocks that come again: a column for each block.
+        kind: a number for each block, the same for blocks that come again, see `numbered`.
         forwards: when forwards begin, ascending.
         step_ends: when steps end, ascending.
     """
@@ -157,12 +158,20 @@ def between_phases(
     reason[enters] = np.where(later[enters] <= MOST_STEPS, Reason.ALIVE_IN_FORWARD, Reason.KEPT)
     reason[~enters & (freed > upcoming)] = Reason.KEPT
     reason[~outlives] = Reason.FREED_BEFORE_PHASE
-    number = np.unique(kind, axis=1, return_inverse=True)[1].reshape(-1)
     is_data, is_freed = reason == Reason.ALIVE_IN_FORWARD, freed <= step_ends.max(initial=0)
-    others_stay = np.isin(number, number[reason == Reason.KEPT])
-    others_stay &= ~np.isin(number, number[is_data & is_freed])
+    others_stay = np.isin(kind, kind[reason == Reason.KEPT])
+    others_stay &= ~np.isin(kind, kind[is_data & is_freed])
     reason[is_data & ~is_freed & others_stay] = Reason.KEPT
     return reason
+
+
+def numbered(*columns: npt.NDArray[np.integer[Any]]) -> Rows:
+    """Return a number for each row of columns of shape (rows,), the same for rows with the same values."""
+    number: Rows = np.zeros(len(columns[0]), np.intp)
+    for column in columns:
+        values, of_column = np.unique(column, return_inverse=True)
+        number = np.unique(number * len(values) + of_column, return_inverse=True)[1]
+    return number
 
 
 def _step_ends(phases: Spans) -> Int64:

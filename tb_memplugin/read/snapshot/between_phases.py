@@ -6,10 +6,10 @@ import re
 
 import numpy as np
 
-from tb_memplugin.read.categories import between_phases
+from tb_memplugin.read.categories import between_phases, numbered
 from tb_memplugin.read.snapshot.phases import next_event, on_threads_without_forward
 from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase, Reason
-from tb_memplugin.trace.tables import Bool, Int64, Rows, UInt8
+from tb_memplugin.trace.tables import Bool, Rows, UInt8
 
 _TRANSFORM = re.compile(r"[/\\]_functorch[/\\](vmap|eager_transforms|apis)\.py:")
 """Frames of `torch.func`, whose functions have forward and backward without modules and autograd's thread."""
@@ -47,17 +47,16 @@ def reasons_between_phases(
         rows, forwards = np.flatnonzero(is_own & (blocks.device == device)), at[phase[at] == Phase.FORWARD]
         if not len(rows) or not len(forwards):
             continue
-        start, end, stack = blocks.born[rows], blocks.freed[rows], blocks.stack[rows].astype(np.int64)
+        start, end, stack = blocks.born[rows], blocks.freed[rows], blocks.stack[rows]
         decided = at[(phase[at] != Phase.OTHER) & ~elsewhere[at]]
         last = Phase.BACKWARD if (phase[decided] == Phase.BACKWARD).any() else Phase.FORWARD
         order = decided if last == Phase.BACKWARD else at
         step_ends = order[(phase[order] == last) & (np.append(phase[order[1:]], Phase.OTHER) != last)] + 1
         outlives = end > next_event(decided, start, len(events))
-        kind = np.array((blocks.bytes[rows], stack))
+        kind, is_freed = numbered(blocks.bytes[rows], stack), end < len(events)
         mine = between_phases(start, end, outlives, kind, forwards, step_ends)
-        number, is_freed = _numbered(kind), end < len(events)
-        mine[~is_freed & ~np.isin(number, number[is_freed])] = Reason.NO_RULE
-        line = _numbered(np.array((np.searchsorted(decided, start), stack)))
+        mine[~is_freed & ~np.isin(kind, kind[is_freed])] = Reason.NO_RULE
+        line = numbered(np.searchsorted(decided, start), stack)
         several = np.bincount(line)[line] > 1
         mine[several & ~np.isin(line, line[~is_weight[rows]])] = Reason.NO_RULE
         backwards = decided[phase[decided] == Phase.BACKWARD]
@@ -71,8 +70,3 @@ def reasons_between_phases(
         reason[rows] = mine
     rows = np.flatnonzero(reason != Reason.NO_RULE)
     return rows, reason[rows]
-
-
-def _numbered(columns: Int64) -> Rows:
-    """Return a number for each column of an array of shape (values, columns), the same for equal columns."""
-    return np.unique(columns, axis=1, return_inverse=True)[1].reshape(-1)
