@@ -35,6 +35,11 @@ def load_ipython_extension(shell: Any) -> None:
     shell.register_magic_function(_measured_cell(shell), "cell", "memory")
 
 
+def unload_ipython_extension(shell: Any) -> None:
+    """Take the magic away again."""
+    shell.magics_manager.magics["cell"].pop("memory", None)
+
+
 def html_of(shown: AnalysisResult) -> str | None:
     """Return the HTML of a trace or result; None for one that is shown as its text.
 
@@ -81,7 +86,7 @@ def report_frame(trace: MemoryTrace) -> str | None:
     if not len(trace.events) or len(trace.events) > MOST_EVENTS:
         return None
     try:
-        page = report_page(trace, trace.source)
+        page = report_page(trace, "Memory over time")
     except MemPluginError:
         return None
     style = f"width:100%;height:{HEIGHT}px;border:0"
@@ -100,11 +105,23 @@ def _measured_cell(shell: Any) -> Any:
             raise UsageError(f"%%memory: {error}") from None
         error_of_cell = result.error_before_exec or result.error_in_exec
         if error_of_cell is not None:
-            error_of_cell._render_traceback_ = list  # IPython has shown it
+            _show_no_more(shell, error_of_cell)
             raise error_of_cell
         return trace
 
     return memory
+
+
+def _show_no_more(shell: Any, error: BaseException) -> None:
+    """Let an error that IPython has shown end the cell without being shown a second time."""
+    show = shell.showtraceback
+
+    def showtraceback(*args: Any, **kwargs: Any) -> None:
+        shell.showtraceback = show
+        if sys.exc_info()[1] is not error:
+            show(*args, **kwargs)
+
+    shell.showtraceback = showtraceback
 
 
 def _measured(shell: Any, model: str, cell: str) -> tuple[Any, MemoryTrace | None]:
