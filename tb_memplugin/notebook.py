@@ -9,7 +9,7 @@ from dataclasses import fields
 from html import escape
 from typing import Any
 
-from tb_memplugin.analysis.advice_rules import Advice
+from tb_memplugin.analysis.advice_rules import Advice, heading
 from tb_memplugin.analysis.comparison import DeviceComparison
 from tb_memplugin.analysis.divisions import By, informative
 from tb_memplugin.analysis.moments import Moment, peak
@@ -43,7 +43,8 @@ def unload_ipython_extension(shell: Any) -> None:
 def html_of(shown: AnalysisResult) -> str | None:
     """Return the HTML of a trace or result; None for one that is shown as its text.
 
-    A trace is its report. A moment is its parts, and at the peak, where the report opens, that too.
+    A trace is its report. A moment is its parts, and at the peak, where the report opens, that too. Advice is
+    how many findings there are, and the findings.
     A table has a row for each result.
     """
     if isinstance(shown, MemoryTrace):
@@ -51,7 +52,8 @@ def html_of(shown: AnalysisResult) -> str | None:
     if isinstance(shown, Moment):
         return _moment(shown)
     if isinstance(shown, Advice):
-        return table_html(shown.findings)
+        findings = table_html(shown.findings) if shown.findings else ""
+        return f"<p>{escape(heading(shown))}</p>{findings}"
     if isinstance(shown, DeviceComparison):
         return _comparison(shown)
     return table_html(shown) if isinstance(shown, tuple) else None
@@ -148,7 +150,7 @@ def _measured(shell: Any, model: str, cell: str) -> tuple[Any, MemoryTrace | Non
     except MemPluginError as error:  # the cell started a profiler; it has run, so this is no error of it
         sys.stdout.write(f"{error}\n")
         return result, None
-    if trace is None:
+    if trace is None and result.success:
         sys.stdout.write("The cell allocated no memory in torch.\n")
     for device, size in used.peak_bytes_of().items():
         parts = used.largest("module" if model else "category", device, SHOWN)
@@ -207,19 +209,19 @@ def table_html(rows: Sequence[Any]) -> str:
 
 def _column(name: str, values: Sequence[Any]) -> list[str]:
     """Return the cells of a column, its heading first."""
-    heading, shown = name.replace("_", " "), values[:MOST_ROWS]
+    title, shown = name.replace("_", " "), values[:MOST_ROWS]
     if not name.endswith("bytes") or not all(isinstance(value, int | float | None) for value in values):
         cells = [
             f'<td style="{NUMBER if _is_number(value) else TEXT}">{_text(value, name)}</td>'
             for value in shown
         ]
         is_number = any(map(_is_number, shown))
-        return [f'<th style="{NUMBER if is_number else TEXT}">{escape(heading)}</th>', *cells]
+        return [f'<th style="{NUMBER if is_number else TEXT}">{escape(title)}</th>', *cells]
     sizes = [value for value in values if value is not None]
     unit, most = Unit.for_bytes(sizes), max(map(abs, sizes), default=0) or 1
     cells = ["<td></td>" if value is None else _size(value, unit, most) for value in shown]
-    heading = f"{heading.removesuffix('bytes').strip()} {unit.name}".strip()
-    return [f'<th style="{NUMBER}">{escape(heading)}</th>', *cells]
+    title = f"{title.removesuffix('bytes').strip()} {unit.name}".strip()
+    return [f'<th style="{NUMBER}">{escape(title)}</th>', *cells]
 
 
 def _size(size: float, unit: Unit, most: float) -> str:

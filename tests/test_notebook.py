@@ -140,14 +140,13 @@ def test_an_error_in_a_cell_ends_it_and_is_shown_once(
     assert all(lines for _, _, lines in tracebacks)
     assert len(tracebacks) <= 1
     assert ("cpu: at most 3.91 KiB more than before" in printed) == (error is not SyntaxError)
+    assert "allocated no memory" not in printed  # of a cell that did not run
 
     assert not shell.run_cell("1 / 0").success  # what comes after is shown as always
     assert "division by zero" in "".join(capsys.readouterr())
 
 
-def test_the_magic_can_be_taken_away_and_loaded_again(
-    shell: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_magic_can_be_taken_away_and_loaded_again(shell: Any, capsys: pytest.CaptureFixture[str]) -> None:
     shell.run_line_magic("unload_ext", "tb_memplugin")
     assert capsys.readouterr().out == ""
     assert not shell.run_cell("%%memory\n1").success

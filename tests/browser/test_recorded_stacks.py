@@ -65,7 +65,9 @@ def test_a_shape_keeps_its_distance_from_the_line_before_it(tab):
     ready(tab, run="live")
     shapes = tab("stack-row").locator(".fold > .approx")
     gaps = shapes.evaluate_all(
-        "all => all.map((one) => one.getBoundingClientRect().x - one.previousSibling.getBoundingClientRect().right)"
+        """all => all
+          .map((shape) => [shape, shape.previousSibling].map((part) => part.getBoundingClientRect()))
+          .map(([shape, line]) => shape.x - line.right)"""
     )
     assert min(gaps) >= 6
 
