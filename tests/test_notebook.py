@@ -130,14 +130,20 @@ def test_an_error_in_a_cell_ends_it_and_is_shown_once(
     shell: Any, capsys: pytest.CaptureFixture[str], cell: str, error: type[BaseException], told: str
 ) -> None:
     """So Jupyter gets one traceback, and none that is empty, which it would draw as a red strip."""
-    tracebacks = []
+    tracebacks: list[list[str]] = []
+    show = shell._showtraceback
+
+    def showtraceback(kind: Any, raised: Any, lines: list[str]) -> None:
+        tracebacks.append(lines)
+        show(kind, raised, lines)
+
     shell.run_line_magic("colors", "nocolor")
-    shell._showtraceback, show = lambda *shown: tracebacks.append(shown) or show(*shown), shell._showtraceback
+    shell._showtraceback = showtraceback
     result = shell.run_cell(f"%%memory\nimport torch\nkept = torch.ones(1000)\n{cell}")
     assert isinstance(result.error_in_exec, error)
     printed = "".join(capsys.readouterr())
     assert printed.count(told) == 1
-    assert all(lines for _, _, lines in tracebacks)
+    assert all(tracebacks)
     assert len(tracebacks) <= 1
     assert ("cpu: at most 3.91 KiB more than before" in printed) == (error is not SyntaxError)
     assert "allocated no memory" not in printed  # of a cell that did not run
