@@ -68,6 +68,11 @@ def load_ipython_extension(shell: Any) -> None:
     import_module("tb_memplugin.notebook").load_ipython_extension(shell)
 
 
+def unload_ipython_extension(shell: Any) -> None:
+    """End it: `%unload_ext tb_memplugin`."""
+    import_module("tb_memplugin.notebook").unload_ipython_extension(shell)
+
+
 if os.environ.get("TB_MEMPLUGIN_LOG_LEVEL"):
     import_module("tb_memplugin.logs").configure_from_environment()
 if os.environ.get("TB_MEMPLUGIN_EXACT_CPU", "0") not in ("", "0"):

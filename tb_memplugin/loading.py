@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
+from pickletools import genops
 from typing import Any, BinaryIO
 
 from tb_memplugin.budget import out_of_memory
@@ -46,6 +48,9 @@ from tb_memplugin.store.paths import HEAD_MAGIC
 from tb_memplugin.trace import MemoryTrace, Note
 
 PICKLE_MAGIC = b"\x80"
+MOST_OPCODE_BYTES = 1 << 20
+"""A refused pickle of protocol 0 that is longer is called a file of another kind."""
+
 TORCH_SAVE_MAGIC = 0x1950A86A20F9469CFC6C
 """The pickle with which files of `torch.save` begin that are no zip archives."""
 
@@ -199,8 +204,10 @@ def _trace_in(content_of: Callable[[], BinaryIO], head: bytes, name: str, device
     stream = content_of()
     try:
         content, notes = read_pickle(stream, name)
-    except RefusedPickleError:
-        raise
+    except RefusedPickleError as error:
+        if head.startswith(PICKLE_MAGIC) or _is_pickle(content_of().read(MOST_OPCODE_BYTES)):
+            raise
+        raise _foreign(name, "The kind of this file is not known.") from error
     except UnreadableFileError as error:
         if not head or head.startswith(PICKLE_MAGIC):
             raise
@@ -218,6 +225,19 @@ def _trace_in(content_of: Callable[[], BinaryIO], head: bytes, name: str, device
     if not is_snapshot(content):
         raise _foreign(name, f"The pickle contains {_told(content)}, not a memory snapshot.")
     return _trace_of_snapshot(content, stream.tell(), name, device_type, notes)
+
+
+def _is_pickle(beginning: bytes) -> bool:
+    """Whether bytes are a pickle to its end; none of it runs.
+
+    A text or an image can begin as a pickle of protocol 0 does: `class Net:` with the name of a global, `PNG`
+    with that of a persistent object.
+    """
+    try:
+        deque(genops(beginning), maxlen=0)
+    except ValueError:
+        return False
+    return True
 
 
 def _written_events(batches: Events) -> object:

@@ -9,7 +9,7 @@ from dataclasses import fields
 from html import escape
 from typing import Any
 
-from tb_memplugin.analysis.advice_rules import Advice
+from tb_memplugin.analysis.advice_rules import Advice, heading
 from tb_memplugin.analysis.comparison import DeviceComparison
 from tb_memplugin.analysis.divisions import By, informative
 from tb_memplugin.analysis.moments import Moment, peak
@@ -35,10 +35,16 @@ def load_ipython_extension(shell: Any) -> None:
     shell.register_magic_function(_measured_cell(shell), "cell", "memory")
 
 
+def unload_ipython_extension(shell: Any) -> None:
+    """Take the magic away again."""
+    shell.magics_manager.magics["cell"].pop("memory", None)
+
+
 def html_of(shown: AnalysisResult) -> str | None:
     """Return the HTML of a trace or result; None for one that is shown as its text.
 
-    A trace is its report. A moment is its parts, and at the peak, where the report opens, that too.
+    A trace is its report. A moment is its parts, and at the peak, where the report opens, that too. Advice is
+    how many findings there are, and the findings.
     A table has a row for each result.
     """
     if isinstance(shown, MemoryTrace):
@@ -46,7 +52,8 @@ def html_of(shown: AnalysisResult) -> str | None:
     if isinstance(shown, Moment):
         return _moment(shown)
     if isinstance(shown, Advice):
-        return table_html(shown.findings)
+        findings = table_html(shown.findings) if shown.findings else ""
+        return f"<p>{escape(heading(shown))}</p>{findings}"
     if isinstance(shown, DeviceComparison):
         return _comparison(shown)
     return table_html(shown) if isinstance(shown, tuple) else None
@@ -81,7 +88,7 @@ def report_frame(trace: MemoryTrace) -> str | None:
     if not len(trace.events) or len(trace.events) > MOST_EVENTS:
         return None
     try:
-        page = report_page(trace, trace.source)
+        page = report_page(trace, "Memory over time")
     except MemPluginError:
         return None
     style = f"width:100%;height:{HEIGHT}px;border:0"
@@ -100,11 +107,23 @@ def _measured_cell(shell: Any) -> Any:
             raise UsageError(f"%%memory: {error}") from None
         error_of_cell = result.error_before_exec or result.error_in_exec
         if error_of_cell is not None:
-            error_of_cell._render_traceback_ = list  # IPython has shown it
+            _show_no_more(shell, error_of_cell)
             raise error_of_cell
         return trace
 
     return memory
+
+
+def _show_no_more(shell: Any, error: BaseException) -> None:
+    """Let an error that IPython has shown end the cell without being shown a second time."""
+    show = shell.showtraceback
+
+    def showtraceback(*args: Any, **kwargs: Any) -> None:
+        shell.showtraceback = show
+        if sys.exc_info()[1] is not error:
+            show(*args, **kwargs)
+
+    shell.showtraceback = showtraceback
 
 
 def _measured(shell: Any, model: str, cell: str) -> tuple[Any, MemoryTrace | None]:
@@ -131,7 +150,7 @@ def _measured(shell: Any, model: str, cell: str) -> tuple[Any, MemoryTrace | Non
     except MemPluginError as error:  # the cell started a profiler; it has run, so this is no error of it
         sys.stdout.write(f"{error}\n")
         return result, None
-    if trace is None:
+    if trace is None and result.success:
         sys.stdout.write("The cell allocated no memory in torch.\n")
     for device, size in used.peak_bytes_of().items():
         parts = used.largest("module" if model else "category", device, SHOWN)
@@ -190,19 +209,19 @@ def table_html(rows: Sequence[Any]) -> str:
 
 def _column(name: str, values: Sequence[Any]) -> list[str]:
     """Return the cells of a column, its heading first."""
-    heading, shown = name.replace("_", " "), values[:MOST_ROWS]
+    title, shown = name.replace("_", " "), values[:MOST_ROWS]
     if not name.endswith("bytes") or not all(isinstance(value, int | float | None) for value in values):
         cells = [
             f'<td style="{NUMBER if _is_number(value) else TEXT}">{_text(value, name)}</td>'
             for value in shown
         ]
         is_number = any(map(_is_number, shown))
-        return [f'<th style="{NUMBER if is_number else TEXT}">{escape(heading)}</th>', *cells]
+        return [f'<th style="{NUMBER if is_number else TEXT}">{escape(title)}</th>', *cells]
     sizes = [value for value in values if value is not None]
     unit, most = Unit.for_bytes(sizes), max(map(abs, sizes), default=0) or 1
     cells = ["<td></td>" if value is None else _size(value, unit, most) for value in shown]
-    heading = f"{heading.removesuffix('bytes').strip()} {unit.name}".strip()
-    return [f'<th style="{NUMBER}">{escape(heading)}</th>', *cells]
+    title = f"{title.removesuffix('bytes').strip()} {unit.name}".strip()
+    return [f'<th style="{NUMBER}">{escape(title)}</th>', *cells]
 
 
 def _size(size: float, unit: Unit, most: float) -> str:

@@ -8,6 +8,7 @@ from html import unescape
 from typing import Any
 
 import pytest
+from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
 from tb_memplugin import notebook
@@ -36,6 +37,7 @@ def test_a_trace_is_shown_as_a_report_that_reaches_nothing_outside(shell: Any) -
     page = unescape(html[html.index('srcdoc="') + 8 :])
     assert '<script type="application/json" id="report-data">' in page
     assert "Content-Security-Policy" in page
+    assert "<title>Memory over time</title>" in page
 
 
 def test_a_trace_of_too_many_events_is_a_line_of_text(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,12 +117,47 @@ def test_the_step_of_a_cell_has_ended(shell: Any) -> None:
     assert not [note for note in shell.user_ns["_"].notes if "did not end" in note]
 
 
-def test_an_error_in_a_cell_ends_it_and_is_shown_once(shell: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    result = shell.run_cell("%%memory\nimport torch\nkept = torch.ones(1000)\n1 / 0")
-    assert isinstance(result.error_in_exec, ZeroDivisionError)
+@pytest.mark.parametrize(
+    ("cell", "error", "told"),
+    [
+        ("1 / 0", ZeroDivisionError, "division by zero"),
+        ("kept.", SyntaxError, "SyntaxError: "),
+        ("%nothing", UsageError, "`%nothing` not found"),
+        ("raise KeyboardInterrupt('mine')", KeyboardInterrupt, "KeyboardInterrupt: mine"),
+    ],
+)
+def test_an_error_in_a_cell_ends_it_and_is_shown_once(
+    shell: Any, capsys: pytest.CaptureFixture[str], cell: str, error: type[BaseException], told: str
+) -> None:
+    """So Jupyter gets one traceback, and none that is empty, which it would draw as a red strip."""
+    tracebacks: list[list[str]] = []
+    show = shell._showtraceback
+
+    def showtraceback(kind: Any, raised: Any, lines: list[str]) -> None:
+        tracebacks.append(lines)
+        show(kind, raised, lines)
+
+    shell.run_line_magic("colors", "nocolor")
+    shell._showtraceback = showtraceback
+    result = shell.run_cell(f"%%memory\nimport torch\nkept = torch.ones(1000)\n{cell}")
+    assert isinstance(result.error_in_exec, error)
     printed = "".join(capsys.readouterr())
-    assert printed.count("division by zero") == 1
-    assert "cpu: at most 3.91 KiB more than before" in printed
+    assert printed.count(told) == 1
+    assert all(tracebacks)
+    assert len(tracebacks) <= 1
+    assert ("cpu: at most 3.91 KiB more than before" in printed) == (error is not SyntaxError)
+    assert "allocated no memory" not in printed  # of a cell that did not run
+
+    assert not shell.run_cell("1 / 0").success  # what comes after is shown as always
+    assert "division by zero" in "".join(capsys.readouterr())
+
+
+def test_the_magic_can_be_taken_away_and_loaded_again(shell: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    shell.run_line_magic("unload_ext", "tb_memplugin")
+    assert capsys.readouterr().out == ""
+    assert not shell.run_cell("%%memory\n1").success
+    shell.run_line_magic("load_ext", "tb_memplugin")
+    assert shell.run_cell("%%memory\n1").success
 
 
 def test_a_cell_that_waits_is_refused_where_a_loop_runs(shell: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tb_memplugin.analysis import Part, compare, moment
+from tb_memplugin.analysis import Part, advice, compare, moment
 from tb_memplugin.notebook import table_html
 from tb_memplugin.trace.result import AnalysisResult, ResultTable
 from tests.traces import trace
@@ -27,6 +27,10 @@ def test_hostile_names_stay_text() -> None:
     html = table_html(ResultTable([Part("</td><script>alert(1)</script>\x1b", 1, 1)]))
     assert "<script" not in html
     assert "\x1b" not in html
+
+
+def test_advice_that_finds_nothing_says_what_was_judged() -> None:
+    assert re.fullmatch(r"<p>No problem found; \d+ rules could not be judged</p>", shown(advice(SMALL)))
 
 
 def test_rows_that_are_not_shown_are_counted() -> None:

@@ -134,9 +134,13 @@ def _verdict(growth: PeakGrowth) -> str:
     more = "+" if growth.delta_bytes > 0 else "-" if growth.delta_bytes < 0 else ""
     change = 100 * growth.delta_bytes / growth.base_bytes if growth.base_bytes else 0.0
     return (
-        f"{growth.device}: peak {unit.text(growth.bytes)}, base {base}{unit.text(growth.base_bytes)}: "
+        f"{_device(growth)}: peak {unit.text(growth.bytes)}, base {base}{unit.text(growth.base_bytes)}: "
         f"{more}{size_text(abs(growth.delta_bytes))} ({change:+.2f} %){_versions(growth)}"
     )
+
+
+def _device(growth: PeakGrowth) -> str:
+    return printable(growth.device, LONGEST)
 
 
 def _versions(growth: PeakGrowth) -> str:
@@ -183,7 +187,7 @@ def _markdown(growths: Sequence[PeakGrowth], limit: str) -> str:
         share = 100 * growth.delta_bytes / growth.base_bytes if growth.base_bytes else 0.0
         grown = ", ".join(f"{_escaped(name)} {size}" for name, size in _grown(growth))
         lines.append(
-            f"| {_escaped(growth.device)} | {unit.text(growth.bytes)} | {unit.text(growth.base_bytes)} | "
+            f"| {_escaped(_device(growth))} | {unit.text(growth.bytes)} | {unit.text(growth.base_bytes)} | "
             f"{share:+.2f} % | {grown}{_escaped(_versions(growth))} |"
         )
     return "\n".join(lines)

@@ -61,6 +61,17 @@ def test_the_table_sums_to_the_peak_and_what_was_alive_before_has_no_stack(tab, 
     assert sum(row.bytes for row in table if not row.frames) == before > 0
 
 
+def test_a_shape_keeps_its_distance_from_the_line_before_it(tab):
+    ready(tab, run="live")
+    shapes = tab("stack-row").locator(".fold > .approx")
+    gaps = shapes.evaluate_all(
+        """all => all
+          .map((shape) => [shape, shape.previousSibling].map((part) => part.getBoundingClientRect()))
+          .map(([shape, line]) => shape.x - line.right)"""
+    )
+    assert min(gaps) >= 6
+
+
 def test_a_row_of_backward_opens_to_the_frames_of_the_forward_too(tab, there):
     ready(tab, run="live")
     assert any(

@@ -142,6 +142,17 @@ def test_markdown_and_annotations_escape_names(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("layout", ["text", "markdown", "github"])
+def test_the_name_of_a_device_begins_no_line(files: dict[int, Path], tmp_path: Path, layout: str) -> None:
+    """A line that begins with `::` is a command of GitHub Actions; whoever commits can write a lock."""
+    lock, hostile = tmp_path / "memory.lock", "cuda:0\n::error::y"
+    assert run("check", files[390], "--write", lock).exit_code == 0
+    lock.write_text(lock.read_text("utf-8").replace('"cuda:0"', json.dumps(hostile)), "utf-8")
+    printed = run("check", lock, lock, "--format", layout).stdout
+    assert ": peak 390 B" in printed or "| 390 B | 390 B |" in printed
+    assert not [line for line in printed.splitlines() if line.startswith("::error")]
+
+
 def test_what_cannot_be_compared_is_refused(files: dict[int, Path], tmp_path: Path) -> None:
     other = write(tmp_path / "xpu.pickle", step_snapshot())
     lock = tmp_path / "memory.lock"

@@ -1,6 +1,6 @@
 /** Ranks side by side: what the view says of them, and what one cell of its map is. */
 import type { Rank, RanksAnswer } from "../api/types";
-import { changeWithUnit, percent, type Unit, withUnit } from "./bytes";
+import { percent, type Unit, unitWithin, withUnit } from "./bytes";
 import { shortened, visible } from "./names";
 import { grouped } from "./numbers";
 import { readOrder } from "./route";
@@ -39,7 +39,7 @@ function above({ highest_bytes, median }: Rank, unit: Unit, rows: Rank[]): Piece
   const more = highest_bytes - median.bytes;
   if (more === 0) return [`, as much as the median ${nounOf(rows)}.`];
   const share = percent(more, median.bytes);
-  const size: Piece = { strong: changeWithUnit(more, unit), exact: more };
+  const size: Piece = { strong: withUnit(Math.abs(more), unitWithin(unit, Math.abs(more))), exact: more };
   if (rows.length === 2) return [", ", size, ` (${share}) above `, { name: rankName(median, rows) }, "."];
   return [", ", size, ` (${share}) above the median ${nounOf(rows)}.`];
 }

@@ -1,6 +1,6 @@
 /** The sentences that open each view, as pieces, so that names and numbers get their own look. */
 import type { CompareAnswer, CompareRow, CompareSide, Part, Status, StepAnswer } from "../api/types";
-import { asPartOf, changeWithUnit, deltaWithUnit, percent, type Unit, withUnit } from "./bytes";
+import { asPartOf, changeWithUnit, deltaWithUnit, percent, type Unit, unitWithin, withUnit } from "./bytes";
 import { counted, grouped } from "./numbers";
 import { CATEGORIES, categoryLabel } from "./categories";
 import { foldChanges, mainCategory } from "./change_folding";
@@ -47,9 +47,10 @@ function when(phase: string | null): string {
 export function changeSince(answer: CompareAnswer, unit: Unit): Piece[] {
   const base = sideName(answer.base, answer.other);
   if (answer.delta_bytes === 0) return [...sameAs(base, answer)];
-  const size = changeWithUnit(answer.delta_bytes, unit);
+  const own = unitOfChange(answer, unit);
+  const size = changeWithUnit(answer.delta_bytes, own);
   const direction = answer.delta_bytes > 0 ? "more" : "less";
-  return [{ strong: size, exact: answer.delta_bytes }, ` ${direction} than ${base}. `, ...whereItIs(answer, unit)];
+  return [{ strong: size, exact: answer.delta_bytes }, ` ${direction} than ${base}. `, ...whereItIs(answer, own)];
 }
 
 /** "Step 42 peaks 0.31 GiB (1.7 %) above step 41." */
@@ -65,7 +66,7 @@ export function comparison(answer: CompareAnswer, unit: Unit): Piece[] {
   const word = answer.delta_bytes > 0 ? "above" : "below";
   return [
     `${other} peaks `,
-    { strong: changeWithUnit(answer.delta_bytes, unit), exact: answer.delta_bytes },
+    { strong: changeWithUnit(answer.delta_bytes, unitOfChange(answer, unit)), exact: answer.delta_bytes },
     ` (${percent(Math.abs(answer.delta_bytes), answer.base.peak_bytes)}) ${word} ${base}.`,
   ];
 }
@@ -73,7 +74,12 @@ export function comparison(answer: CompareAnswer, unit: Unit): Piece[] {
 /** "All of it in `loss`, as temporary memory. 6,769 allocations against 6,768." */
 export function comparisonDetail(answer: CompareAnswer, unit: Unit): Piece[] {
   const counts = `${counted(answer.other.allocations, "allocation")} against ${grouped(answer.base.allocations)}.`;
-  return [...(answer.delta_bytes === 0 ? sameDetail(answer) : whereItIs(answer, unit)), ` ${counts}`];
+  return [...(answer.delta_bytes === 0 ? sameDetail(answer) : whereItIs(answer, unitOfChange(answer, unit))), ` ${counts}`];
+}
+
+/** One unit for a change and its reasons: the page's, or a smaller one where even the largest is less than a tenth of it. */
+export function unitOfChange({ delta_bytes, rows }: CompareAnswer, page: Unit): Unit {
+  return unitWithin(page, rows.reduce((top, row) => Math.max(top, Math.abs(row.delta_bytes)), Math.abs(delta_bytes)));
 }
 
 function sameAs(base: string, answer: CompareAnswer): Piece[] {

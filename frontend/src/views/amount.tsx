@@ -1,4 +1,4 @@
-import { deltaInUnit, deltaWithUnit, exactBytes, inUnit, type Unit, unitFor, withUnit } from "../state/bytes";
+import { deltaInUnit, deltaWithUnit, exactBytes, inUnit, type Unit, unitFor, unitWithin, withUnit } from "../state/bytes";
 
 interface Props {
   bytes: number;
@@ -37,7 +37,7 @@ export function InOwnUnit({ bytes }: { bytes: number }) {
 /** A change: warm where it grew, green where it shrank, a dash where it is the same. */
 export function Delta({ bytes, unit, named = false }: Props) {
   const tone = bytes > 0 ? "grown" : bytes < 0 ? "shrunk" : "same";
-  const text = bytes === 0 ? "–" : named ? deltaWithUnit(bytes, unit) : deltaInUnit(bytes, unit);
+  const text = bytes === 0 ? "–" : named ? deltaWithUnit(bytes, unitWithin(unit, Math.abs(bytes))) : deltaInUnit(bytes, unit);
   return (
     <span class={`amount ${tone}`} title={exactBytes(bytes)}>
       {text}

@@ -117,6 +117,17 @@ describe("what changed", () => {
         "part2 +7.00 MiB (temporary), part3 +6.00 MiB (temporary). 2 others +3.00 MiB.",
     );
   });
+  it("is in one smaller unit where all of it is less than a tenth of the page's", () => {
+    const gib = unitFor(1024 * MiB);
+    expect(plain(changeSince(compare({ loss: 16 * MiB, head: MiB / 8, norm: -4 * MiB }), gib))).toBe(
+      "12.13 MiB more than step 41. Larger: loss +16.00 MiB (temporary), head +0.13 MiB (temporary). " +
+        "Smaller: norm −4.00 MiB (temporary).",
+    );
+    expect(plain(comparison(compare({ loss: 16 * MiB }), gib))).toBe("Step 42 peaks 16.00 MiB (16.0 %) above step 41.");
+    expect(plain(changeSince(compare({ loss: 20 * MiB, head: 300 * MiB }), gib))).toBe(
+      "0.31 GiB more than step 41. Larger: head +0.29 GiB (temporary), loss +0.02 GiB (temporary).",
+    );
+  });
   it("says what moved against it", () => {
     expect(plain(changeSince(compare({ loss: 8 * MiB, head: -7 * MiB }), mib))).toBe(
       "1.00 MiB more than step 41. Larger: loss +8.00 MiB (temporary). Smaller: head −7.00 MiB (temporary).",

@@ -4,7 +4,7 @@ import type { CompareAnswer, CompareBy } from "../../api/types";
 import { alone, base, isAlone, navigate, picked, route, runs } from "../../state/app";
 import { type Unit, unitFor } from "../../state/bytes";
 import type { Pick } from "../../state/selection";
-import { comparison, comparisonDetail, namesModules, reasons } from "../../state/sentences";
+import { comparison, comparisonDetail, namesModules, reasons, unitOfChange } from "../../state/sentences";
 import { AnotherRun } from "../another_run";
 import { divisionLabel, partLabel, useDivisions } from "../divisions";
 import { RouteChoice } from "../route_choice";
@@ -80,7 +80,7 @@ function Reasons({ by, sides, unit }: { by: CompareBy; sides: Record<string, str
   return (
     <p class="lead" data-testid={`reasons-${by}`} aria-busy={loading}>
       By {divisionLabel(by).toLowerCase()}:{" "}
-      {data && <Sentence pieces={reasons(data.rows, unit, (row) => partLabel(by, row.label))} />}
+      {data && <Sentence pieces={reasons(data.rows, unitOfChange(data, unit), (row) => partLabel(by, row.label))} />}
     </p>
   );
 }
