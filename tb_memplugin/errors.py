@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dis
 import errno
-import io
 from itertools import chain, pairwise
 from traceback import walk_tb
 from types import FrameType
@@ -32,7 +31,6 @@ _FIXES = {
     **dict.fromkeys((errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR), "Check the path, and the links in it."),
     errno.EPIPE: "See whether what reads the output still runs.",
     errno.EROFS: "Choose a folder that is not read-only.",
-    errno.ENXIO: NO_FILE,
 }
 
 _RAISES = {dis.opmap["RAISE_VARARGS"], dis.opmap["RERAISE"]}
@@ -72,6 +70,10 @@ class NotRecordedError(MemPluginError):
     """The requested run, worker, step or device was not recorded."""
 
 
+class NoFileError(OSError):
+    """There is a folder, a pipe, a socket or a device where a file should be."""
+
+
 def cannot_read(what: str, error: OSError, where: str) -> UnreadableFileError:
     """Return the error of a file or folder, such as "The event file", that cannot be read."""
     message = f"{what} cannot be read: {error.strerror or error}."
@@ -80,7 +82,7 @@ def cannot_read(what: str, error: OSError, where: str) -> UnreadableFileError:
 
 def fix_of(error: OSError, otherwise: str) -> str:
     """Return what the user can do about an error of a file system: by its errno, where that tells it."""
-    if isinstance(error, (IsADirectoryError, io.UnsupportedOperation)):  # a folder, or a pipe
+    if isinstance(error, (IsADirectoryError, NoFileError)):
         return NO_FILE
     return _FIXES.get(error.errno or 0, otherwise)
 

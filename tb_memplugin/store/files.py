@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from tb_memplugin import budget
-from tb_memplugin.errors import MemPluginError
+from tb_memplugin.errors import MemPluginError, NoFileError
 from tb_memplugin.temporary import DescriptorStream, delete, flush, new_name
 
 ReadRange = Callable[[int, int], bytes]
@@ -42,6 +42,7 @@ _MOST_RETRIED = 8
 _READ = os.O_RDONLY | BINARY | getattr(os, "O_NONBLOCK", 0)
 """To open a pipe blocks without the last."""
 
+_SPECIAL = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY
 _READ_AHEAD = 4 << 20
 _NO_LINKS = {
@@ -204,8 +205,8 @@ def open_ranges(path: str) -> Iterator[tuple[ReadRange, int]]:
     """Open a file; yield a function that reads byte ranges, and the file's size in bytes.
 
     Raises:
-        OSError: the file system failed: FileNotFoundError if the file does not exist, UnsupportedOperation
-            for a pipe, which might block forever.
+        OSError: the file system failed: FileNotFoundError if the file does not exist, NoFileError for a pipe,
+            which might block forever, a socket or a device.
     """
     with contextlib.ExitStack() as stack:
         stream: Any
@@ -214,8 +215,7 @@ def open_ranges(path: str) -> Iterator[tuple[ReadRange, int]]:
             opened = file_system.open(inner, "rb", block_size=_READ_AHEAD, cache_type="readahead")
             stream = stack.enter_context(opened)
         else:
-            if Path(path).is_fifo():
-                raise io.UnsupportedOperation("it is a pipe")
+            _refuse_special(path)
             stream = stack.enter_context(Path(path).open("rb"))
         size = stream.seek(0, os.SEEK_END)
         budget.open_file(path, size)
@@ -248,7 +248,9 @@ def claim(path: str, content: bytes, *, flushed: bool = False) -> bool:
     try:
         write_new(path, lambda stream: stream.write(content), flushed=flushed)
     except FileExistsError:
-        return read_begin(path, len(content) + 1) == content
+        with contextlib.suppress(NoFileError):
+            return read_begin(path, len(content) + 1) == content
+        return False
     return True
 
 
@@ -272,15 +274,30 @@ def remove_empty_folder(path: str) -> None:
             os.rmdir(path)
 
 
+def _refuse_special(path: str) -> None:
+    """Refuse what is at a local path and is no file, without opening it, which can block or change a device.
+
+    Raises:
+        NoFileError: it is a folder, a pipe, a socket or a device.
+        OSError: the file system failed: FileNotFoundError if there is nothing.
+    """
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode):
+        kind = _SPECIAL.get(stat.S_IFMT(mode), "a device")
+        raise NoFileError(errno.EINVAL, f"it is {kind}, not a file", path)
+
+
 def read_begin(path: str, most: int = 1 << 16) -> bytes:
     """Return the first bytes of a file, `most` at the most.
 
     Raises:
-        OSError: the file system failed: FileNotFoundError if the file does not exist.
+        OSError: the file system failed: FileNotFoundError if the file does not exist, NoFileError for a
+            folder, a pipe, a socket or a device.
     """
     if is_remote(path):
         with _remote(path) as (file_system, inner):
             return bytes(file_system.cat_file(inner)[:most])
+    _refuse_special(path)
     descriptor = os.open(path, _READ)
     try:
         return read_from(descriptor, 0, most)
