@@ -24,11 +24,12 @@ _BROKEN = (
     *(errno.EIO, errno.EBUSY, errno.EAGAIN, errno.ETIMEDOUT, getattr(errno, "ESTALE", errno.EIO)),
     *(errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.ENETUNREACH),
 )
+_PATH = (errno.ENOENT, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR)
 _FIXES = {
     **dict.fromkeys(NO_SPACE, "Free some disk space, or choose a folder on another disk."),
     **dict.fromkeys(NO_DESCRIPTORS, "Close files in this process, or let it open more: ulimit -n."),
     **dict.fromkeys(_BROKEN, "See whether the disk, the network file system or the object store works."),
-    **dict.fromkeys((errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR), "Check the path, and the links in it."),
+    **dict.fromkeys(_PATH, "Check the path, and the links in it."),
     errno.EPIPE: "See whether what reads the output still runs.",
     errno.EROFS: "Choose a folder that is not read-only.",
 }
@@ -71,7 +72,7 @@ class NotRecordedError(MemPluginError):
 
 
 class NoFileError(OSError):
-    """There is a folder, a pipe, a socket or a device where a file should be."""
+    """There is a folder, a pipe, a socket, a device, or a link to nothing where a file should be."""
 
 
 def cannot_read(what: str, error: OSError, where: str) -> UnreadableFileError:

@@ -202,11 +202,11 @@ def _are_same(temporary: str, path: str) -> bool:
 
 @contextlib.contextmanager
 def open_ranges(path: str) -> Iterator[tuple[ReadRange, int]]:
-    """Open a file; yield a function that reads byte ranges, and the file's size in bytes.
+    """Open a file; yield a function that reads byte ranges of it, up to its size now, and that size in bytes.
 
     Raises:
         OSError: the file system failed: FileNotFoundError if the file does not exist, NoFileError for a pipe,
-            which might block forever, a socket or a device.
+            which might block forever, a socket, a device, or a link to nothing.
     """
     with contextlib.ExitStack() as stack:
         stream: Any
@@ -215,14 +215,14 @@ def open_ranges(path: str) -> Iterator[tuple[ReadRange, int]]:
             opened = file_system.open(inner, "rb", block_size=_READ_AHEAD, cache_type="readahead")
             stream = stack.enter_context(opened)
         else:
-            _refuse_special(path)
+            _file_size(path)
             stream = stack.enter_context(Path(path).open("rb"))
         size = stream.seek(0, os.SEEK_END)
         budget.open_file(path, size)
 
         def read(offset: int, count: int) -> bytes:
             stream.seek(offset)
-            return bytes(stream.read(count))
+            return bytes(stream.read(max(0, min(count, size - offset))))  # /proc/kmsg, of size 0, blocks
 
         yield read, size
 
@@ -274,17 +274,23 @@ def remove_empty_folder(path: str) -> None:
             os.rmdir(path)
 
 
-def _refuse_special(path: str) -> None:
-    """Refuse what is at a local path and is no file, without opening it, which can block or change a device.
+def _file_size(path: str) -> int:
+    """Return the size of a local file, without opening it, which of a pipe blocks and may change a device.
 
     Raises:
-        NoFileError: it is a folder, a pipe, a socket or a device.
+        NoFileError: it is a folder, a pipe, a socket, a device, or a link to nothing.
         OSError: the file system failed: FileNotFoundError if there is nothing.
     """
-    mode = os.stat(path).st_mode
-    if not stat.S_ISREG(mode):
-        kind = _SPECIAL.get(stat.S_IFMT(mode), "a device")
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP) and os.path.islink(path):
+            raise NoFileError(error.errno, "it is a link that leads to no file", path) from error
+        raise
+    if not stat.S_ISREG(status.st_mode):
+        kind = _SPECIAL.get(stat.S_IFMT(status.st_mode), "a device")
         raise NoFileError(errno.EINVAL, f"it is {kind}, not a file", path)
+    return status.st_size
 
 
 def read_begin(path: str, most: int = 1 << 16) -> bytes:
@@ -292,15 +298,18 @@ def read_begin(path: str, most: int = 1 << 16) -> bytes:
 
     Raises:
         OSError: the file system failed: FileNotFoundError if the file does not exist, NoFileError for a
-            folder, a pipe, a socket or a device.
+            folder, a pipe, a socket, a device, or a link to nothing.
     """
     if is_remote(path):
         with _remote(path) as (file_system, inner):
             return bytes(file_system.cat_file(inner)[:most])
-    _refuse_special(path)
+    most = min(most, _file_size(path))
     descriptor = os.open(path, _READ)
     try:
         return read_from(descriptor, 0, most)
+    except OSError as error:
+        error.filename = path
+        raise
     finally:
         os.close(descriptor)
 
