@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tb_memplugin.commands.tables import printable, progress_bar, refusal
-from tb_memplugin.errors import PERMIT, MemPluginError, NoFileError, NotRecordedError, UnreadableFileError, fix_of
+from tb_memplugin.errors import (
+    PERMIT,
+    MemPluginError,
+    NoFileError,
+    NotRecordedError,
+    UnreadableFileError,
+    fix_of,
+)
 from tb_memplugin.loading import load
 from tb_memplugin.read.content import Progress
 from tb_memplugin.store import files
