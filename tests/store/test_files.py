@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -38,6 +39,23 @@ def test_a_file_that_is_being_deleted_is_not_yet_one_that_could_not_be(tmp_path,
     monkeypatch.setattr(os, "unlink", deleting)
     discard(str(path))
     assert (seen, path.exists()) == ([[]], False)
+
+
+def test_a_file_that_a_read_only_file_system_did_not_create_is_none_that_could_not_be_deleted(
+    tmp_path, monkeypatch
+):
+    def refusing(*_):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    (tmp_path / "there").write_bytes(b"")
+    monkeypatch.setattr(os, "unlink", refusing)
+    discard(str(tmp_path / "never"))
+    assert left_below(str(tmp_path)) == []
+    discard(str(tmp_path / "there"))
+    assert [error.errno for error in left_below(str(tmp_path))] == [errno.EROFS]
+    monkeypatch.undo()
+    discard(str(tmp_path / "there"))
+    assert left_below(str(tmp_path)) == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
