@@ -63,7 +63,7 @@ def is_running(process: str) -> bool | None:
 
 
 def delete(path: str) -> OSError | None:
-    """Delete a file; after a failure once more. Return the error if that failed, too, and the file may be there.
+    """Delete a file; after a failure once more. Return the error if that failed, too, and it may be there.
 
     A read-only file system refuses it also where there is no file, as of one that could not be created.
     """
