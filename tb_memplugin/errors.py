@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dis
 import errno
-import io
 from itertools import chain, pairwise
 from traceback import walk_tb
 from types import FrameType
@@ -25,14 +24,14 @@ _BROKEN = (
     *(errno.EIO, errno.EBUSY, errno.EAGAIN, errno.ETIMEDOUT, getattr(errno, "ESTALE", errno.EIO)),
     *(errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.ENETUNREACH),
 )
+_PATH = (errno.ENOENT, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR)
 _FIXES = {
     **dict.fromkeys(NO_SPACE, "Free some disk space, or choose a folder on another disk."),
     **dict.fromkeys(NO_DESCRIPTORS, "Close files in this process, or let it open more: ulimit -n."),
     **dict.fromkeys(_BROKEN, "See whether the disk, the network file system or the object store works."),
-    **dict.fromkeys((errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR), "Check the path, and the links in it."),
+    **dict.fromkeys(_PATH, "Check the path, and the links in it."),
     errno.EPIPE: "See whether what reads the output still runs.",
     errno.EROFS: "Choose a folder that is not read-only.",
-    errno.ENXIO: NO_FILE,
 }
 
 _RAISES = {dis.opmap["RAISE_VARARGS"], dis.opmap["RERAISE"]}
@@ -72,6 +71,10 @@ class NotRecordedError(MemPluginError):
     """The requested run, worker, step or device was not recorded."""
 
 
+class NoFileError(OSError):
+    """There is a folder, a pipe, a socket, a device, or a link to nothing where a file should be."""
+
+
 def cannot_read(what: str, error: OSError, where: str) -> UnreadableFileError:
     """Return the error of a file or folder, such as "The event file", that cannot be read."""
     message = f"{what} cannot be read: {error.strerror or error}."
@@ -80,7 +83,7 @@ def cannot_read(what: str, error: OSError, where: str) -> UnreadableFileError:
 
 def fix_of(error: OSError, otherwise: str) -> str:
     """Return what the user can do about an error of a file system: by its errno, where that tells it."""
-    if isinstance(error, (IsADirectoryError, io.UnsupportedOperation)):  # a folder, or a pipe
+    if isinstance(error, (IsADirectoryError, NoFileError)):
         return NO_FILE
     return _FIXES.get(error.errno or 0, otherwise)
 

@@ -63,7 +63,10 @@ def is_running(process: str) -> bool | None:
 
 
 def delete(path: str) -> OSError | None:
-    """Delete a file; after a failure once more. Return the error if that failed, too."""
+    """Delete a file; after a failure once more. Return the error if that failed, too, and it may be there.
+
+    A read-only file system refuses it also where there is no file, as of one that could not be created.
+    """
     failure = None
     for _ in range(2):
         try:
@@ -73,6 +76,12 @@ def delete(path: str) -> OSError | None:
             failure = error.with_traceback(None)
         else:
             return None
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return None
+    except OSError:
+        pass
     return failure
 
 

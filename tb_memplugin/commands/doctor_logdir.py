@@ -102,7 +102,9 @@ def repaired(logdir: str) -> Iterator[Finding]:
         return
     for done in repair(logdir):
         if done.failed is not None:
-            text = f"{done.folder} was not repaired: {done.failed.strerror or done.failed}."
+            path = done.failed.filename
+            of_file = f" ({path})" if path and path != done.folder else ""
+            text = f"{done.folder} was not repaired: {done.failed.strerror or done.failed}{of_file}."
             yield problem(text, fix_of(done.failed, "Let this user write there, and repair it again."))
         elif done.waits:
             text = f"{done.folder} is damaged, but the process that writes it may still run."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import io
 import os
 import shlex
 from collections import Counter
@@ -15,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tb_memplugin.commands.tables import printable, progress_bar, refusal
-from tb_memplugin.errors import PERMIT, MemPluginError, NotRecordedError, UnreadableFileError, fix_of
+from tb_memplugin.errors import (
+    PERMIT,
+    MemPluginError,
+    NoFileError,
+    NotRecordedError,
+    UnreadableFileError,
+    fix_of,
+)
 from tb_memplugin.loading import load
 from tb_memplugin.read.content import Progress
 from tb_memplugin.store import files
@@ -141,14 +147,13 @@ def read_file(path: str, reading: Reading, progress: Progress | None = None) -> 
     """
     try:
         return load(path, device_type=reading.device_type, limit_bytes=reading.limit_bytes, progress=progress)
-    except (FileNotFoundError, IsADirectoryError) as error:  # the latter for "", which `is_folder` denies
+    except FileNotFoundError as error:
         raise MemPluginError(
             "This file or folder does not exist.", where=path or "''", fix=f"Give {PATH_HELP}."
         ) from error
-    except io.UnsupportedOperation as error:
-        raise UnreadableFileError(
-            "A pipe cannot be read: the file must be seekable.", where=path, fix="Save it to a file first."
-        ) from error
+    except NoFileError as error:
+        message = f"This cannot be read: {error.strerror}."
+        raise UnreadableFileError(message, where=path, fix="Save its content to a file first.") from error
     except OSError as error:
         why, fix = "The file cannot be read", PERMIT
         if files.is_remote(path):

@@ -7,8 +7,10 @@ TB_MEMPLUGIN is set. Nothing heavy may be imported here.
 from __future__ import annotations
 
 import atexit
+import errno
 import os
 import re
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
@@ -277,12 +279,20 @@ def _failed_request() -> list[str]:
     return ["--failed", refused[1], f"{Path(code.co_filename).name}:{line} ({code.co_name})"]
 
 
+def _may_be_there(folder: str) -> bool:
+    """Whether there is a folder, or a file system does not answer; the summary then says why."""
+    try:
+        return stat.S_ISDIR(Path(folder).stat().st_mode)
+    except OSError as error:
+        return error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
+
+
 def _tell(settings: Settings, *, is_told: bool) -> None:
     """Print what was recorded to stderr. Another process reads it, so that this one needs no more memory."""
     if os.getpid() != settings.owner:  # a fork that ran to its end
         return
     steps = sum(end() or 0 for end in _at_end)
-    if "://" not in settings.folder and not Path(settings.folder).is_dir():
+    if "://" not in settings.folder and not _may_be_there(settings.folder):
         if is_told:
             _say(f"nothing was recorded. {_why_nothing(steps)}\n")
         return

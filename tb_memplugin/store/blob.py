@@ -103,6 +103,8 @@ def read_metadata(content: bytes, where: str = "") -> StepMetadata:
     try:
         metadata = StepMetadata.FromString(content)
         check_version(_SUBJECT, metadata.version, SCHEMA_VERSION, where)
+        if not metadata.version:  # as where another program has our name and no content
+            raise ValueError("it has no version")
         check_figures(metadata)
     except DecodeError as error:
         raise UnreadableFileError(f"{damaged}.", where=where, fix=RERECORD) from error

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from tb_memplugin import budget
-from tb_memplugin.errors import MemPluginError
+from tb_memplugin.errors import MemPluginError, NoFileError
 from tb_memplugin.temporary import DescriptorStream, delete, flush, new_name
 
 ReadRange = Callable[[int, int], bytes]
@@ -42,6 +42,7 @@ _MOST_RETRIED = 8
 _READ = os.O_RDONLY | BINARY | getattr(os, "O_NONBLOCK", 0)
 """To open a pipe blocks without the last."""
 
+_SPECIAL = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY
 _READ_AHEAD = 4 << 20
 _NO_LINKS = {
@@ -201,11 +202,11 @@ def _are_same(temporary: str, path: str) -> bool:
 
 @contextlib.contextmanager
 def open_ranges(path: str) -> Iterator[tuple[ReadRange, int]]:
-    """Open a file; yield a function that reads byte ranges, and the file's size in bytes.
+    """Open a file; yield a function that reads byte ranges of it, up to its size now, and that size in bytes.
 
     Raises:
-        OSError: the file system failed: FileNotFoundError if the file does not exist, UnsupportedOperation
-            for a pipe, which might block forever.
+        OSError: the file system failed: FileNotFoundError if the file does not exist, NoFileError for a pipe,
+            which might block forever, a socket, a device, or a link to nothing.
     """
     with contextlib.ExitStack() as stack:
         stream: Any
@@ -214,15 +215,14 @@ def open_ranges(path: str) -> Iterator[tuple[ReadRange, int]]:
             opened = file_system.open(inner, "rb", block_size=_READ_AHEAD, cache_type="readahead")
             stream = stack.enter_context(opened)
         else:
-            if Path(path).is_fifo():
-                raise io.UnsupportedOperation("it is a pipe")
+            _file_size(path)
             stream = stack.enter_context(Path(path).open("rb"))
         size = stream.seek(0, os.SEEK_END)
         budget.open_file(path, size)
 
         def read(offset: int, count: int) -> bytes:
             stream.seek(offset)
-            return bytes(stream.read(count))
+            return bytes(stream.read(max(0, min(count, size - offset))))  # /proc/kmsg, of size 0, blocks
 
         yield read, size
 
@@ -248,7 +248,9 @@ def claim(path: str, content: bytes, *, flushed: bool = False) -> bool:
     try:
         write_new(path, lambda stream: stream.write(content), flushed=flushed)
     except FileExistsError:
-        return read_begin(path, len(content) + 1) == content
+        with contextlib.suppress(NoFileError):
+            return read_begin(path, len(content) + 1) == content
+        return False
     return True
 
 
@@ -272,18 +274,42 @@ def remove_empty_folder(path: str) -> None:
             os.rmdir(path)
 
 
+def _file_size(path: str) -> int:
+    """Return the size of a local file, without opening it, which of a pipe blocks and may change a device.
+
+    Raises:
+        NoFileError: it is a folder, a pipe, a socket, a device, or a link to nothing.
+        OSError: the file system failed: FileNotFoundError if there is nothing.
+    """
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP) and os.path.islink(path):
+            raise NoFileError(error.errno, "it is a link that leads to no file", path) from error
+        raise
+    if not stat.S_ISREG(status.st_mode):
+        kind = _SPECIAL.get(stat.S_IFMT(status.st_mode), "a device")
+        raise NoFileError(errno.EINVAL, f"it is {kind}, not a file", path)
+    return status.st_size
+
+
 def read_begin(path: str, most: int = 1 << 16) -> bytes:
     """Return the first bytes of a file, `most` at the most.
 
     Raises:
-        OSError: the file system failed: FileNotFoundError if the file does not exist.
+        OSError: the file system failed: FileNotFoundError if the file does not exist, NoFileError for a
+            folder, a pipe, a socket, a device, or a link to nothing.
     """
     if is_remote(path):
         with _remote(path) as (file_system, inner):
             return bytes(file_system.cat_file(inner)[:most])
+    most = min(most, _file_size(path))
     descriptor = os.open(path, _READ)
     try:
         return read_from(descriptor, 0, most)
+    except OSError as error:
+        error.filename = path
+        raise
     finally:
         os.close(descriptor)
 

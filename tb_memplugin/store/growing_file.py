@@ -11,11 +11,16 @@ nothing that exists is ever replaced. So an append that fails ends in one of two
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from tb_memplugin.store import files
+
+_NO_FILE = (errno.EISDIR, errno.ENXIO, errno.ELOOP)
+"""What the system answers where a folder, a socket or a link to itself is opened for writing."""
 
 
 class UnsettledError(OSError):
@@ -111,9 +116,12 @@ class GrowingFile(AppendedFile):
         """Write the pending bytes at their offset, as far as they are not there yet."""
         try:
             descriptor = os.open(self.path, os.O_RDWR | files.BINARY)
-        except (FileNotFoundError, IsADirectoryError) as error:
-            if self._end or isinstance(error, IsADirectoryError):
+        except OSError as error:
+            is_gone = self._end and isinstance(error, FileNotFoundError)
+            if is_gone or error.errno in _NO_FILE:
                 raise NotOursError(error.errno, "the file was deleted", self.path) from error
+            if not isinstance(error, FileNotFoundError):
+                raise
             self._create()
             return
         missing = b""
@@ -144,9 +152,11 @@ class GrowingFile(AppendedFile):
 
     def _missing(self, descriptor: int) -> bytes:
         """Return the pending bytes that the file lacks, and go to its end."""
-        added, size = self._added(), os.fstat(descriptor).st_size
-        there = files.read_from(descriptor, self._end, len(added) + 1) if size > self._end else b""
-        if size < self._end or not added.startswith(there):
+        added, status = self._added(), os.fstat(descriptor)
+        there = None
+        if stat.S_ISREG(status.st_mode) and status.st_size >= self._end:
+            there = files.read_from(descriptor, self._end, len(added) + 1)
+        if there is None or not added.startswith(there):
             raise NotOursError(0, "the file was changed by another program", self.path)
         os.lseek(descriptor, self._end + len(there), os.SEEK_SET)
         return added[len(there) :]

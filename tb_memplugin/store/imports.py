@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from tb_memplugin.errors import MemPluginError, fix_of
+from tb_memplugin.errors import MemPluginError, NoFileError, fix_of
 from tb_memplugin.store import files
 from tb_memplugin.store.leftovers import clear_folder
 from tb_memplugin.store.paths import (
@@ -30,6 +30,9 @@ FILL_SECONDS = 0.2
 
 ABANDONED = "\0"
 """The owner of a folder whose claim is empty. No file has this name."""
+
+FOREIGN = b"?"
+"""A claim that no writer of ours has, so that its folder counts as another's."""
 
 MOST_SECONDS = 600
 """How long an import waits for another process that writes one of the same file."""
@@ -232,9 +235,11 @@ def _owner(folder: str) -> str | None:
 
 
 def _claim_of(folder: str) -> bytes | None:
-    """Return the content of a folder's claim, None if it has none."""
+    """Return the content of a folder's claim, None if it has none, `FOREIGN` of what is no file."""
     try:
         return files.read_begin(files.join(folder, SIDE_FOLDER, CLAIM))
+    except NoFileError:
+        return FOREIGN
     except (FileNotFoundError, NotADirectoryError):
         return None
 

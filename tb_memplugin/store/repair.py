@@ -16,7 +16,7 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.errors import NoFileError, UnreadableFileError
 from tb_memplugin.proto.recording_pb2 import StepMetadata
 from tb_memplugin.store import files
 from tb_memplugin.store.blob import read_metadata
@@ -100,7 +100,7 @@ def _repair_folder(folder: str, events: Mapping[str, _EventFile], *, all_are_rea
     The steps of side files wait until all event files can be read: they may be in the others.
     """
     writer_id, process = "", ""
-    with suppress(FileNotFoundError):
+    with suppress(FileNotFoundError, NoFileError):
         writer_id, process = claimed_by(folder)
     missing = list(_steps_without_record(folder, writer_id, events)) if all_are_read else []
     damaged = [path for path, content in events.items() if not content.is_whole]

@@ -9,7 +9,7 @@ import time
 import uuid
 import weakref
 
-from tb_memplugin.errors import MemPluginError
+from tb_memplugin.errors import MemPluginError, NoFileError
 from tb_memplugin.store import files
 from tb_memplugin.store.event_file import first_record
 from tb_memplugin.store.growing_file import AppendedFile, GrowingFile, NotOursError, PartFiles, UnsettledError
@@ -60,7 +60,7 @@ class WorkerFolder:
         try:
             return not files.is_remote(self.path) and claimed_by(self.path)[0] != self.writer_id
         except OSError as error:
-            return isinstance(error, FileNotFoundError | NotADirectoryError)
+            return isinstance(error, FileNotFoundError | NotADirectoryError | NoFileError)
 
     @property
     def is_unsettled(self) -> bool:
@@ -229,7 +229,7 @@ def claimed_by(folder: str) -> tuple[str, str]:
     """Return the id of a folder's writer and the text of its process, see `this_process`; "" if not known.
 
     Raises:
-        OSError: the claim cannot be read: FileNotFoundError if there is none.
+        OSError: the claim cannot be read: FileNotFoundError if there is none, NoFileError for a pipe, say.
     """
     claim = files.read_begin(files.join(folder, SIDE_FOLDER, CLAIM))
     line = claim.partition(b"\n")[0].strip(b"\0")  # zeros: the machine stopped before it was on the disk

@@ -214,7 +214,7 @@ def test_a_lock_in_the_encoding_of_another_shell_is_a_base(
 def test_a_pipe_is_refused_and_not_waited_for(files: dict[int, Path], tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)
     error = refused("check", str(tmp_path / name), str(files[390]))
-    assert error.startswith("error: A pipe cannot be read: the file must be seekable.")
+    assert error.startswith("error: This cannot be read: it is a pipe, not a file.")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import pytest
 
 from tb_memplugin.analysis import peak
 from tb_memplugin.analysis.account import account_line, accounts
-from tb_memplugin.launch.start import run_name
+from tb_memplugin.launch.start import Settings, _tell, run_name
 from tb_memplugin.store.reader import Recordings, full_summary, load_window, read_recordings
 from tb_memplugin.trace import Phase
 
@@ -578,3 +578,21 @@ def test_a_wrong_variable_ends_no_program(tmp_path: Path) -> None:
     done = python(script(tmp_path, "print('ran')"), cwd=tmp_path, **variables)
     assert (done.returncode, done.stdout) == (0, "ran\n")
     assert "'yes' is neither 0 nor 1" in done.stderr
+
+
+def test_a_folder_that_no_file_system_takes_is_told_without_a_traceback(tmp_path: Path) -> None:
+    done = run(tmp_path, "--logdir", tmp_path / ("n" * 300), script(tmp_path, "print('no torch')"))
+    assert (done.returncode, done.stdout) == (0, "no torch\n")
+    assert done.stderr == "tb-memplugin: nothing was recorded. The program did not import torch.\n"
+
+
+def test_a_folder_that_cannot_be_asked_for_at_the_end_is_left_to_the_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 2, b"", b"why\n")
+    )
+    settings = Settings(str(tmp_path / "link"), "run", os.getpid())
+    (tmp_path / "link").symlink_to("link")  # as of an automatic mount that fails: too many links
+    _tell(settings, is_told=True)
+    assert capsys.readouterr().err == "tb-memplugin: why\n"

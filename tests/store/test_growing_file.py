@@ -17,6 +17,7 @@ from tb_memplugin.store.reader import load_window, read_recordings
 from tb_memplugin.store.writer import RunWriter
 from tests.faults.failing_files import FOREVER, FailingFiles, Fault
 from tests.flushing import wait_for_the_disk
+from tests.special_files import KINDS
 from tests.traces import same, trace
 
 WINDOWS = [trace(f"step {number}", f"alloc {100 + number} a") for number in range(4)]
@@ -287,22 +288,41 @@ def test_without_hard_links_a_file_is_created_whole_and_replaces_none(tmp_path, 
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"new": b"new", "old": b"old"}
 
 
-def test_a_writer_whose_event_file_became_a_folder_goes_on_in_another(tmp_path):
-    writer = RunWriter(str(tmp_path), "rank0")
-    path = Path(writer.write(WINDOWS[0]).event_file)
-    path.unlink()
-    path.mkdir()
-    assert writer.write(WINDOWS[1]).event_file.endswith(".000001.tb_memplugin")
-    assert steps_in(tmp_path) == [1]
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
-def test_a_pipe_in_the_place_of_a_claim_is_not_waited_for(tmp_path):
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_claim_that_is_no_file_belongs_to_another_writer(tmp_path, caplog, kind):
     side = tmp_path / "rank0/plugins/tb_memplugin"
     side.mkdir(parents=True)
-    os.mkfifo(side / "claimed")
-    with pytest.raises(MemPluginError, match="could not be written"):
-        RunWriter(str(tmp_path), "rank0").write(WINDOWS[0])
+    KINDS[kind](side / "claimed")
+    assert RunWriter(str(tmp_path), "rank0").write(WINDOWS[0]).worker == "rank0.2"
+    wait_for_the_disk()
+    (message,) = caplog.messages
+    assert "so this one writes to" in message
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_writer_whose_claim_became_something_else_goes_on_in_another_folder(tmp_path, caplog, kind):
+    writer = RunWriter(str(tmp_path), "rank0")
+    writer.write(WINDOWS[0])
+    wait_for_the_disk()
+    claim = tmp_path / "rank0/plugins/tb_memplugin/claimed"
+    claim.unlink()
+    KINDS[kind](claim)
+    assert [writer.write(window).worker for window in WINDOWS[1:3]] == ["rank0.2", "rank0.2"]
+    wait_for_the_disk()
+    assert len(caplog.messages) == 1
+    assert steps_in(tmp_path) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_writer_whose_event_file_became_something_else_goes_on_in_another(tmp_path, kind):
+    writer = RunWriter(str(tmp_path), "rank0")
+    path = Path(writer.write(WINDOWS[0]).event_file)
+    wait_for_the_disk()
+    path.unlink()
+    KINDS[kind](path)
+    parts = [writer.write(window).event_file for window in WINDOWS[1:3]]
+    assert {part[-len(".000001.tb_memplugin") :] for part in parts} == {".000001.tb_memplugin"}
+    assert steps_in(tmp_path) == [1, 2]
 
 
 def test_a_folder_of_side_files_that_became_a_file_is_one_warning(tmp_path, caplog):

@@ -7,6 +7,7 @@ from tb_memplugin.store.imports import write_import
 from tb_memplugin.store.paths import generation, generation_folder, superseded
 from tb_memplugin.store.reader import read_recordings
 from tb_memplugin.store.worker_folder import claim_folder
+from tests.special_files import KINDS
 from tests.traces import trace
 
 OLD = trace("step 1", "alloc 5 a")
@@ -134,3 +135,13 @@ def test_folders_of_imports_by_their_number():
 def test_the_newest_of_one_worker_in_one_run_counts():
     workers = {"r/w": "w", "r/w.v2": "w", "r/w.v10": "w", "s/w": "w", "r/copy": "w", "r/x.v2": "x", "w": "w"}
     assert superseded(workers) == {"r/w", "r/w.v2"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_folder_whose_claim_is_no_file_belongs_to_another(tmp_path, kind):
+    side = tmp_path / "w/plugins/tb_memplugin"
+    side.mkdir(parents=True)
+    KINDS[kind](side / "claimed")
+    write_import(str(tmp_path), "w", "/a/w.pickle", OLD)
+    write_import(str(tmp_path), "w", "/a/w.pickle", NEW)
+    assert steps_in(tmp_path) == [("w.2", 2), ("w.2", 3)]

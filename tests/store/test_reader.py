@@ -6,10 +6,13 @@ import pickle
 from pathlib import Path
 
 import pytest
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_BLOB_SEQUENCE, Summary
 
 from tb_memplugin import load
 from tb_memplugin.errors import MemPluginError, UnreadableFileError
 from tb_memplugin.store import reader
+from tb_memplugin.store.event_file import blob_value
 from tb_memplugin.store.imports import write_import
 from tb_memplugin.store.reader import load_window, read_recordings, walk_logdir
 from tb_memplugin.store.records import record, records
@@ -142,3 +145,19 @@ def test_of_many_folders_without_a_recording_no_more_are_looked_into(tmp_path, m
     RunWriter(str(tmp_path / "a"), "w").write(trace("alloc 1 a"))
     (tmp_path / "f").mkdir()
     assert len(read_recordings(str(tmp_path)).steps) == 1
+
+
+def test_a_record_of_our_name_without_content_is_no_step(tmp_path):
+    """As of another program that took the name: by default, all fields of a message are zero."""
+    writer = RunWriter(str(tmp_path), "w")
+    path = Path(writer.write(trace("step 5", "alloc 100 a")).event_file)
+    with path.open("ab") as stream:
+        value = blob_value("memory/x", b"", b"x", DATA_CLASS_BLOB_SEQUENCE)
+        stream.write(record(Event(step=7, summary=Summary(value=[value])).SerializeToString()))
+    recordings = read_recordings(str(tmp_path))
+    assert [step.metadata.step for step in recordings.steps] == [5]
+    (problem,) = recordings.problems
+    assert (problem.where, problem.what) == (
+        str(path),
+        "The description of a step is damaged (it has no version).",
+    )

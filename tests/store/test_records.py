@@ -107,8 +107,16 @@ def test_the_record_after_zeros_is_found(zeros):
     ]
 
 
-def test_a_sparse_file_is_searched_quickly():
-    begin, zeros, size = record(b"first"), bytes(1 << 20), 2 << 30
+def test_bytes_of_no_record_are_searched_up_to_a_number(monkeypatch):
+    monkeypatch.setattr(store_records, "MOST_SEARCHED", 1 << 20)
+    zeros = bytes((1 << 20) - 5_000)
+    content = record(b"first") + zeros + record(b"second") + record(b"third") + zeros + record(b"fourth")
+    assert all_records(content) == [b"first", b"second", b"third"]
+
+
+@pytest.mark.parametrize("size", [2 << 30, 1 << 40])
+def test_a_sparse_file_is_searched_quickly(size):
+    begin, zeros = record(b"first"), bytes(1 << 20)
 
     def read(offset, count):
         return begin[offset : offset + count] if offset < len(begin) else zeros[: min(count, size - offset)]

@@ -20,6 +20,7 @@ from tests.cli import CliRunner
 from tests.faults.failing_files import FailingFiles, Fault
 from tests.flushing import wait_for_the_disk
 from tests.server.tab import Tab
+from tests.special_files import KINDS
 from tests.step_figures import figures
 from tests.traces import EPOCH, trace
 
@@ -235,12 +236,37 @@ def test_an_event_file_that_cannot_be_read_is_named_and_the_others_are_repaired(
     os.mkfifo(pipe)
     aged(tmp_path)
     first, named, second = sorted(repair(str(tmp_path)), key=lambda done: done.folder)
-    assert (named.folder, str(named.failed), named.records) == (str(pipe), "it is a pipe", 0)
+    assert named.failed is not None
+    assert (named.folder, named.failed.strerror, named.records) == (str(pipe), "it is a pipe, not a file", 0)
     assert (first.folder, first.failed, first.records, first.steps) == (str(tmp_path / "a/w"), None, 7, 0)
     assert (second.failed, second.records, second.steps) == (None, 7, 1)
     assert peaks(tmp_path / "a").keys() == PEAKS.keys() - {2}  # which may be in the pipe
     done = CliRunner().invoke(command, [str(tmp_path), "--repair"])
-    assert f"{pipe} was not repaired: it is a pipe." in done.output
+    assert f"{pipe} was not repaired: it is a pipe, not a file." in done.output
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_claim_that_is_no_file_keeps_nothing_from_being_saved(tmp_path, kind):
+    damage(recorded(tmp_path), 3)
+    claim = tmp_path / "w/plugins/tb_memplugin/claimed"
+    claim.unlink()
+    KINDS[kind](claim)
+    os.utime(claim.parent, (0, claim.parent.stat().st_mtime - 2 * QUIET_SECONDS))
+    (done,) = repair(str(tmp_path))
+    assert (done.failed, done.records, done.steps) == (None, 7, 1)
+    assert peaks(tmp_path) == PEAKS
+
+
+def test_a_claim_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    damage(recorded(tmp_path), 3)
+    claim = tmp_path / "w/plugins/tb_memplugin/claimed"
+
+    def failing(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("tb_memplugin.store.files.read_from", failing)
+    done = CliRunner().invoke(command, [str(tmp_path), "--repair"])
+    assert f"{tmp_path / 'w'} was not repaired: Input/output error ({claim})." in done.output
 
 
 def test_the_command_says_what_it_did(tmp_path):
