@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import re
 import sys
 import threading
 import weakref
@@ -83,6 +84,10 @@ class OtherThreads:
         return number
 
 
+_OF_NOTEBOOKS = frozenset({"IPython", "debugpy", "ipykernel", "jupyter_client", "tornado", "zmq"})
+"""The packages of a notebook's kernel, which has threads of its own all the time."""
+
+_PACKAGE = re.compile(r".*[/\\](site|dist)-packages[/\\](?P<name>[^/\\]*)")
 _STANDARD_LIBRARY = str(Path(os.__file__).parent) + os.sep
 get_is_leaf, get_grad_fn = (getattr(TensorBase, name).__get__ for name in ("is_leaf", "grad_fn"))
 _module_of = type.__dict__["__module__"].__get__
@@ -171,13 +176,17 @@ def _is_meta(storage: torch.UntypedStorage) -> bool:
 
 
 def other_threads_may_run() -> bool:
-    """Whether another Python thread may be inside torch; one inside the standard library is not."""
-    files = (frame.f_code.co_filename for frame in frames_of_other_threads())
-    return any(not file.startswith(_STANDARD_LIBRARY) or _is_package(file) for file in files)
+    """Whether another Python thread may be inside torch.
+
+    One that is inside the standard library is not, nor inside a package that calls no function of torch: what
+    such a package calls back has a frame of its own.
+    """
+    return not all(_is_apart(frame.f_code.co_filename) for frame in frames_of_other_threads())
 
 
-def _is_package(path: str) -> bool:
-    return "site-packages" in path or "dist-packages" in path
+def _is_apart(file: str) -> bool:
+    package = _PACKAGE.search(file)
+    return package["name"] in _OF_NOTEBOOKS if package else file.startswith(_STANDARD_LIBRARY)
 
 
 def _tensors() -> Iterator[torch.Tensor]:

@@ -77,6 +77,25 @@ def test_threads_that_wait_are_told_from_those_that_may_be_in_a_backward():
     thread.join()
 
 
+@pytest.mark.parametrize(("package", "may_run"), [("zmq", False), ("ipykernel", False), ("trainer", True)])
+def test_threads_of_a_notebooks_kernel_run_nothing_of_torch(package, may_run):
+    file = f"/env/lib/python3.11/site-packages/{package}/loop.py"
+    functions: dict[str, Any] = {}
+    exec(
+        compile("def loop(begun, ended):\n begun.append(1)\n while not ended: pass", file, "exec"), functions
+    )
+    before = other_threads_may_run()  # other tests leave threads of torch.compile
+    begun, ended = list[int](), list[int]()
+    thread = threading.Thread(target=functions["loop"], args=(begun, ended))
+    thread.start()
+    while not begun:
+        pass
+    answer = other_threads_may_run()
+    ended.append(1)
+    thread.join()
+    assert answer == (may_run or before)
+
+
 def test_the_thread_that_flushes_our_files_hides_nothing(tmp_path, monkeypatch):
     """A window that begins while the disk is slow sees what every other window sees."""
     flushing, flushed = threading.Event(), threading.Event()
