@@ -26,8 +26,8 @@ MODULE_CALL = "_call_impl "
 
 _LOCATION = re.compile(r"(?P<text>.*):(?P<line>-?\d{1,18})", re.DOTALL)
 _PYTHON_FILE = re.compile(r".*\.pyx?(:codegen\(\w*\))?", re.DOTALL)
-"""What names a Python file. From 2.13, torch gives the code that it writes for a compiled function the name of
-the file that writes it, and `:codegen(function)` (torch/_functorch/_aot_autograd/subclass_codegen.py)."""
+"""What names a Python file. From 2.13, torch names the code that it writes for a compiled function after the
+file that writes it, and `:codegen(function)` (torch/_functorch/_aot_autograd/subclass_codegen.py)."""
 
 
 class Frame(NamedTuple):
