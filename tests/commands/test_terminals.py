@@ -60,4 +60,5 @@ def test_a_pipe_as_input_is_refused_with_what_to_do(step):
         check=False,
     )
     assert done.returncode == 2
-    assert b"Save it to a file" in done.stderr
+    assert b"it is a pipe, not a file" in done.stderr
+    assert b"Save its content to a file first." in done.stderr
