@@ -25,8 +25,8 @@ def test_the_bytes_around_an_alloc(step):
             "alloc_time_ns": 10_000,
             "free_event": 3,
             "free_time_ns": 30_000,
-            "why": "temporary: allocated outside forward, backward and optimizer, and freed before the next of "
-            "them",
+            "why": "temporary: allocated outside forward, backward and optimizer, and freed before the next "
+            "of them",
             "stack": ["step optim.py:3"],
         },
     }
