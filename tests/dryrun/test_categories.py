@@ -74,26 +74,26 @@ def breakdowns(program: str, tmp_path: Path) -> tuple[Counter[str], Counter[str]
     """Return the bytes of each category at the peak, by fake tensors and by the history."""
     script = tmp_path / "train.py"
     script.write_text(program, "utf-8")
-    known, inferred = (
+    fake, history = (
         ENGINES[engine](read_program([str(script)]), GpuSpec.named("h100"), steps=3).estimate
         for engine in ("fake", "runtime")
     )
-    assert known.peak_allocated_bytes == inferred.peak_allocated_bytes
-    return Counter(dict(known.breakdown)), Counter(dict(inferred.breakdown))
+    assert fake.peak_allocated_bytes == history.peak_allocated_bytes
+    return Counter(dict(fake.breakdown)), Counter(dict(history.breakdown))
 
 
 @needs_cuda
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_categories_that_are_inferred_are_those_that_are_known(name: str, tmp_path: Path) -> None:
-    known, inferred = breakdowns(PROGRAMS[name], tmp_path)
-    for breakdown in (known, inferred):  # frames do not tell what an operator frees from what backward frees
+    fake, history = breakdowns(PROGRAMS[name], tmp_path)
+    for breakdown in (fake, history):  # frames do not tell what an operator frees from what backward frees
         breakdown["autograd_detail"] += breakdown.pop("temporary", 0)
-    assert inferred["workspace"] == known["workspace"] == 64 * MIB
-    assert inferred["unknown"] == 0
-    assert (inferred - known).total() <= MOST_OTHERWISE * known.total()
+    assert history["workspace"] == fake["workspace"] == 64 * MIB
+    assert history["unknown"] == 0
+    assert (history - fake).total() <= MOST_OTHERWISE * fake.total()
 
 
 @needs_cuda
 def test_workspaces_are_known_where_a_line_that_runs_once_has_the_first(tmp_path: Path) -> None:
-    _, inferred = breakdowns(SEARCH, tmp_path)
-    assert inferred["workspace"] == 64 * MIB
+    _, history = breakdowns(SEARCH, tmp_path)
+    assert history["workspace"] == 64 * MIB

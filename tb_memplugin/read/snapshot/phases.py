@@ -116,9 +116,9 @@ def on_threads_without_forward(trace: MemoryTrace, phase: UInt8) -> Bool:
     texts = [stack[-1] if stack else "" for stack in trace.stacks]
     beginning = {text: None if mark_of(text) else read_frame(text)[:2] for text in {*texts, ""}}
     of_forward = np.unique(trace.events.stack[phase == Phase.FORWARD]).tolist()
-    known = {beginning[texts[row]] for row in of_forward if row >= 0}
-    known = {*beginning.values()} if None in known else {*known, None}
-    is_other = np.array([*(beginning[text] not in known for text in texts), False])
+    of_forwards = {beginning[texts[row]] for row in of_forward if row >= 0}
+    of_forwards = {*beginning.values()} if None in of_forwards else {*of_forwards, None}
+    is_other = np.array([*(beginning[text] not in of_forwards for text in texts), False])
     mask: Bool = is_other[trace.events.stack]
     return mask
 
