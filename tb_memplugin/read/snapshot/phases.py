@@ -111,15 +111,16 @@ def _with_threads_of_autograd(trace: MemoryTrace, phase: UInt8, mark: UInt8) -> 
 def on_threads_without_forward(trace: MemoryTrace, phase: UInt8) -> Bool:
     """Return a mask of events with a stack that begins where no forward's does: of an optimizer in a hook.
 
-    Where a stack begins is known if its outermost frame is no function that torch calls within others.
+    Where a stack begins is known if its outermost frame is no function that torch calls within others. No event
+    is taken for one where that is not known of each forward, or where there is none.
     """
-    texts = [stack[-1] if stack else "" for stack in trace.stacks]
-    beginning = {text: None if mark_of(text) else read_frame(text)[:2] for text in {*texts, ""}}
-    of_forward = np.unique(trace.events.stack[phase == Phase.FORWARD]).tolist()
-    of_forwards = {beginning[texts[row]] for row in of_forward if row >= 0}
-    of_forwards = {*beginning.values()} if None in of_forwards else {*of_forwards, None}
-    is_other = np.array([*(beginning[text] not in of_forwards for text in texts), False])
-    mask: Bool = is_other[trace.events.stack]
+    outermost = [stack[-1] if stack else "" for stack in trace.stacks]
+    begin = {text: None if mark_of(text) else read_frame(text)[:2] for text in {*outermost, ""}}
+    stacks = np.unique(trace.events.stack[phase == Phase.FORWARD]).tolist()
+    of_forward = {begin[outermost[row]] for row in stacks if row >= 0}
+    is_clear = bool(of_forward) and None not in of_forward
+    is_other = [is_clear and begin[text] not in {*of_forward, None} for text in outermost]
+    mask: Bool = np.array([*is_other, False])[trace.events.stack]
     return mask
 
 

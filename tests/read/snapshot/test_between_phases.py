@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tb_memplugin.read.snapshot.categories import categorised
-from tb_memplugin.trace import Category
+from tb_memplugin.trace import Category, Phase
 from tests.read.snapshot.test_categories import CALL, TORCH
 from tests.recorded_program import program
 
@@ -87,3 +87,10 @@ def test_an_optimizer_in_a_hook_of_backward_and_a_thread_that_loads_end_no_backw
         *("free h", "free x", "alloc 32 h at=forward"),
     ]
     assert of_size(24, *hooked) == ["autograd_detail"]
+
+
+def test_without_a_forward_in_the_trace_a_backward_goes_on():
+    stacks = {"seed": (f"backward {TORCH}/_tensor.py:623", f"{MAIN}:5")}
+    lines = ("alloc 4 seed at=seed", "alloc 24 k", "free k", "alloc 40 g")
+    blocks = categorised(program(*lines, stacks=stacks)).allocations
+    assert [Phase(row).key for row in blocks.phase.tolist()] == ["backward"] * 3
