@@ -111,8 +111,8 @@ def _with_threads_of_autograd(trace: MemoryTrace, phase: UInt8, mark: UInt8) -> 
 def on_threads_without_forward(trace: MemoryTrace, phase: UInt8) -> Bool:
     """Return a mask of events with a stack that begins where no forward's does: of an optimizer in a hook.
 
-    Where a stack begins is known if its outermost frame is no function that torch calls within others. No event
-    is taken for one where that is not known of each forward, or where there is none.
+    Where a stack begins is known if its outermost frame is no function that torch calls within others. No
+    event is taken for one where that is not known of each forward, or where there is none.
     """
     outermost = [stack[-1] if stack else "" for stack in trace.stacks]
     begin = {text: None if mark_of(text) else read_frame(text)[:2] for text in {*outermost, ""}}
