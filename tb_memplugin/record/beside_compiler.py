@@ -151,8 +151,10 @@ def remove(patch: Patch) -> None:
     """Take a patch off for good. Safe to call twice."""
     with lock:
         _patches.pop(patch, None)  # before what may fail, else it would be put on again
-        patch.take_off()
-        look()
+        try:
+            patch.take_off()
+        finally:
+            look()
 
 
 def look() -> None:

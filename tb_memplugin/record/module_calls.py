@@ -337,6 +337,10 @@ def _changed() -> None:
         _of_replica.clear()
         _patch.guarded = _patch.has_compiled_slot = False
         call_all(partial(beside_compiler.remove, _patch), _patch.take_off)
+        slots = (CALL, _call_slot, _call_slot.original), (COMPILED_CALL, _compiled_slot, None)
+        for name, slot, original in slots:  # where `take_off` failed each time
+            if vars(nn.Module).get(name) is slot:
+                setattr(nn.Module, name, original)
 
 
 _call_slot, _compiled_slot = _CallSlot(), _CompiledSlot()

@@ -17,11 +17,15 @@ from torch import nn
 from torch.profiler import profile
 
 from tb_memplugin import IterationReport, MemoryTracer, memory_trace_handler
+from tb_memplugin.record import module_calls
 from tb_memplugin.record.beside_compiler import not_compiled_alone
 from tb_memplugin.record.module_calls import ModuleCalls
 from tb_memplugin.record.torch_private.autograd import saved_names
 from tests.record.signals import free_after_signal, interrupts, raise_signal
 from tests.watched import has_hooks, is_watched
+
+
+PATCHED = "_call_impl", "_compiled_call_impl"
 
 
 def reported(model, folder):
@@ -172,6 +176,20 @@ def test_no_frame_of_ours_is_among_the_callers_of_a_module(watching):
     with watching(model):
         assert seen_from_within(model) == expected
     assert expected[0] == [nn.Sequential.forward.__code__.co_filename]
+
+
+@pytest.mark.parametrize("error", [ValueError, MemoryError])
+def test_the_class_is_restored_where_what_restores_it_fails_each_time(calls, monkeypatch, error):
+    def fail(_):
+        raise error
+
+    model, before = nn.Identity(), {name: vars(nn.Module)[name] for name in PATCHED}
+    calls.watch_all(lambda *_: None, lambda *_: None)
+    assert all(vars(nn.Module)[name] is not before[name] for name in PATCHED)
+    monkeypatch.setattr(type(module_calls._patch), "take_off", fail)
+    calls.stop()
+    assert {name: vars(nn.Module)[name] for name in PATCHED} == before
+    assert model(1) == 1
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
