@@ -24,7 +24,6 @@ from tb_memplugin.record.torch_private.autograd import saved_names
 from tests.record.signals import free_after_signal, interrupts, raise_signal
 from tests.watched import has_hooks, is_watched
 
-
 PATCHED = "_call_impl", "_compiled_call_impl"
 
 
