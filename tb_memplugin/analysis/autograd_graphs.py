@@ -35,10 +35,10 @@ class Backwards:
     last: Int64
 
     @classmethod
-    def of(cls, trace: MemoryTrace, device: int) -> Backwards:
-        """Return those of a device (its row): blocks of backward with no block of forward between them."""
-        blocks = trace.allocations
-        own = (blocks.device == device) & (blocks.born >= 0)
+    def of(cls, judged: Judged) -> Backwards:
+        """Return those of a device: blocks of backward with no block of forward between them."""
+        blocks = judged.trace.allocations
+        own = (blocks.device == judged.device) & (blocks.born >= 0)
         born = blocks.born[own & (blocks.phase == Phase.BACKWARD)]
         forward = blocks.born[own & (blocks.phase == Phase.FORWARD)]
         begins = np.flatnonzero(np.diff(np.searchsorted(forward, born), prepend=-1))
@@ -100,7 +100,7 @@ def waiting_forwards(judged: Judged) -> tuple[Int64, int]:
     """
     trace, blocks = judged.trace, judged.blocks
     end = judged.failed if judged.failed >= 0 else len(trace.events) - 1
-    passes = Backwards.of(trace, judged.device)
+    passes = judged.result(Backwards.of)
     since = int(passes.last[passes.last < end].max(initial=-1))
     module = trace.allocations.module[blocks.rows].astype(np.int64)
     is_module = np.array([*(row.is_module for row in trace.modules), False])[module]

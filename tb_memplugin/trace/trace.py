@@ -278,6 +278,8 @@ class MemoryTrace(Tabular):
         In snapshots without `context="all"`, a free has its allocation's (CUDACachingAllocator.cpp, `free`).
         """
         blocks, stack = self.allocations, self.events.stack
+        if not self.stacks:
+            return stack
         both = (blocks.born >= 0) & (blocks.freed < len(stack))
         if not both.any() or (stack[blocks.born[both]] != stack[blocks.freed[both]]).any():
             return stack

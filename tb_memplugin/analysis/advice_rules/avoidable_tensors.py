@@ -204,7 +204,7 @@ def _float64(judged: Judged) -> Bool:
     category = trace.allocations.category[blocks.rows]
     dtypes = np.array([*(tensor.dtype for tensor in trace.tensors), ""], object)
     wide: Bool = dtypes[trace.allocations.tensor[blocks.rows]] == "float64"
-    begins = np.isin(blocks.born, Backwards.of(trace, judged.device).first)
+    begins = np.isin(blocks.born, judged.result(Backwards.of).first)
     begins &= blocks.of_operators({"ones_like"})
     if not begins.any() or (blocks.bytes[begins] != FLOAT64_BYTES).any():
         return wide

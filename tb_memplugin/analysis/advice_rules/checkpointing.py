@@ -422,7 +422,7 @@ def _kept(judged: Judged) -> Int64:
     chosen &= ~np.isin(trace.allocations.phase[rows], (Phase.BACKWARD, Phase.OPTIMIZER))
     chosen |= category == Category.RECOMPUTED
     chosen &= blocks.at_peak & (blocks.born >= 0) & ~freed_by_python(trace, blocks, in_calls=False)
-    chosen &= ~(Backwards.of(trace, judged.device).outlived(judged) & freed_by_program(trace, blocks))
+    chosen &= ~(judged.result(Backwards.of).outlived(judged) & freed_by_program(trace, blocks))
     chosen &= blocks.born < blocks.born[judged.result(waiting_forwards)[0]].min(initial=len(trace.events))
     return np.flatnonzero(blocks.alike(np.flatnonzero(chosen).astype(np.int64))).astype(np.int64)
 

@@ -106,7 +106,7 @@ def _replaced(judged: Judged) -> Result:
         for pair in zip(made, made[parameters[size] :], strict=False)
     ]
     old, new = np.array(sorted(pairs), np.int64).reshape(-1, 2).T
-    first = Backwards.of(trace, judged.device).first
+    first = judged.result(Backwards.of).first
     is_replaced = np.searchsorted(first, blocks.born[old]) < np.searchsorted(first, blocks.born[new])
     old, new = old[is_replaced], new[is_replaced]
     return judged.avoidable(

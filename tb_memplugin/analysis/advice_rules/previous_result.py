@@ -115,7 +115,7 @@ def _overwritten(judged: Judged) -> tuple[Int64, Int64]:
     is_soon = (last >= 0) & (blocks.freed[earlier, None] - born[last] <= SOON)
     kept[earlier] = (is_soon & (size[last] == blocks.bytes[earlier, None])).any(1)
     chosen = np.flatnonzero(kept).astype(np.int64)
-    passes = Backwards.of(trace, judged.device)
+    passes = judged.result(Backwards.of)
     ends = np.append(passes.last, NO_MORE)[np.searchsorted(passes.first, blocks.born[chosen])]
     behind = born[np.searchsorted(born, blocks.born[chosen]) + BEHIND]
     needed = np.where(blocks.born[chosen] < 0, -1, np.where(ends < NO_MORE, ends, behind))
@@ -132,15 +132,17 @@ def _is_overwritten(trace: MemoryTrace, window: StepBlocks) -> Bool:
     rows = np.flatnonzero(data)
     _, kind, count = np.unique(window.kinds[rows], return_inverse=True, return_counts=True)
     rows, kind = rows[count[kind] > 1], kind[count[kind] > 1]
-    order = np.argsort(kind, kind="stable")
-    rows = rows[order]
     kept, outlives = np.zeros(len(data), bool), np.zeros(len(data), bool)
-    for alike in np.split(rows, np.flatnonzero(np.diff(kind[order])) + 1) if len(rows) else ():
+    order = np.argsort(kind, kind="stable")
+    rows, begins = rows[order], np.flatnonzero(np.diff(kind[order], prepend=-1))
+    sizes = np.diff(begins, append=len(rows))
+    in_first = window.born[rows] < np.repeat(window.freed[rows[begins]], sizes)
+    laters = np.bincount(np.repeat(np.arange(len(begins)), sizes), in_first, len(begins)).astype(np.int64) - 1
+    for number in np.flatnonzero((laters > 0) & (laters < sizes)).tolist():
+        alike, later = rows[begins[number] : begins[number] + sizes[number]], int(laters[number])
         born, freed = window.born[alike], window.freed[alike]
-        later = int(np.searchsorted(born, freed[:1]).sum()) - 1
-        end = np.append(born[later:], np.full(later, born[-1]))[: len(born)] if later > 0 else freed
-        late = freed - end
-        if 0 < later < len(alike) and late.min() > 0 and late[: len(born) - later].max() <= SOON:
+        late = freed - np.append(born[later:], np.full(later, born[-1]))
+        if late.min() > 0 and late[: len(born) - later].max() <= SOON:
             kept[alike] = True
             in_step, freed_in = (np.searchsorted(steps, events, "right") for events in (born, freed))
             outlives[alike] = (later > 1) | (in_step < freed_in)
@@ -163,7 +165,7 @@ def _piled_up(
     is_module = np.array([*(module.is_module for module in trace.modules), False])
     module = trace.allocations.module[blocks.rows].astype(np.int64)
     phase = trace.allocations.phase[blocks.rows]
-    unused = without_backward(trace, blocks) | Backwards.of(trace, judged.device).outlived(judged)
+    unused = without_backward(trace, blocks) | judged.result(Backwards.of).outlived(judged)
     unused &= (blocks.born >= 0) & ~np.isin(trace.allocations.category[blocks.rows], NOT_DATA)
     unused &= ~np.isin(phase, (Phase.BACKWARD, Phase.OPTIMIZER)) & may_be_result
     outside = blocks.of(is_outside)

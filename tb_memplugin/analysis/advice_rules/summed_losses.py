@@ -121,7 +121,7 @@ def _forwards(judged: Judged) -> Iterator[tuple[int, int, list[Int64]]]:
         column[blocks.rows] for column in (trace.allocations.category, trace.allocations.phase)
     )
     forward = (phase == Phase.FORWARD) & ~np.isin(category, NOT_DATA) & (blocks.born >= 0)
-    passes = Backwards.of(trace, judged.device)
+    passes = judged.result(Backwards.of)
     failed = [judged.failed] if judged.failed > passes.last.max(initial=-1) else []
     begins, last = [*passes.first.tolist(), *failed], [*passes.last.tolist(), *failed]
     for before, begin, end, following in zip(

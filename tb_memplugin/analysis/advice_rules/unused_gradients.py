@@ -13,7 +13,7 @@ from tb_memplugin.analysis.block_origins import Judged
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result
 from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.units import counted, size_text
-from tb_memplugin.trace import Category, MemoryTrace, Phase
+from tb_memplugin.trace import Category, Phase
 from tb_memplugin.trace.frames import MODULE_CALL, read_frame
 from tb_memplugin.trace.kinds import NOT_DATA
 from tb_memplugin.trace.tables import Int64, module_text
@@ -54,7 +54,7 @@ def _of_other_tensors(judged: Judged) -> Result:
             return NotJudged("The recording does not tell gradients of parameters from others.")
     other = in_backward & ~of_parameters
     other &= np.isin(category, (Category.GRADIENT, Category.AUTOGRAD_DETAIL, Category.UNKNOWN))
-    other &= Backwards.of(trace, judged.device).outlived(judged)
+    other &= judged.result(Backwards.of).outlived(judged)
     chosen = np.flatnonzero(other).astype(np.int64)
     born = np.append(blocks.born[in_backward], np.full(BEHIND, NO_MORE))
     needed = born[np.searchsorted(born, blocks.born[chosen]) + BEHIND]
@@ -79,7 +79,7 @@ def _of_parameters(judged: Judged) -> Result:
     """
     trace, step = judged.trace, judged.step
     blocks = trace.allocations
-    backwards = Backwards.of(trace, judged.device)
+    backwards = judged.result(Backwards.of)
     gradient = np.flatnonzero((blocks.category == Category.GRADIENT) & (blocks.device == judged.device))
     gap = backwards.between(blocks.freed[gradient])
     if (blocks.freed[gradient] < len(trace.events)).all() and not (gap >= 0).any():
@@ -87,8 +87,8 @@ def _of_parameters(judged: Judged) -> Result:
     if len(backwards.first) < 2 or not (gap >= 0).any():
         return NotJudged("This rule needs gradients that are freed between two backwards.")
     resets = np.unique(gap[gap >= 0])
-    key = _keys(trace)
-    of_key = np.unique(key[gradient], return_inverse=True)[1]
+    key = judged.result(_keys)[gradient]
+    of_key = np.unique(key, return_inverse=True)[1]
     reset = np.full(len(gradient), NO_MORE)
     np.minimum.at(reset, of_key[gap >= 0], blocks.freed[gradient[gap >= 0]])
     is_used = reset[of_key] < blocks.born[gradient]  # one of its parameter, or of another like it
@@ -106,12 +106,14 @@ def _of_parameters(judged: Judged) -> Result:
         return Fine("Every module's gradients are freed between two backwards, after an optimizer step.")
     earlier = gradient[is_kept & (made_in < 0)]
     rows, gone = [earlier], [blocks.born[earlier]]
+    kept = gradient[is_kept][np.unique(key[is_kept], return_index=True)[1]]  # only what they are like counts
+    lasting = np.flatnonzero(made_in <= alive_until)
+    since, alive_until, used_until = made_in[lasting], alive_until[lasting], used_until[lasting]
     for number in range(len(backwards.first)):
-        is_alive = (made_in <= number) & (number <= alive_until)
+        is_alive = (since <= number) & (number <= alive_until)
         is_needed = is_alive & (number <= used_until)
-        needless = _needless(
-            judged, backwards, number, gradient[is_needed], gradient[is_alive & ~is_needed], gradient[is_kept]
-        )
+        used, needed_by_none = (gradient[lasting[mask]] for mask in (is_needed, is_alive & ~is_needed))
+        needless = _needless(judged, backwards, number, used, needed_by_none, kept)
         rows.append(needless[0])
         gone.append(needless[1])
     needless_rows = np.concatenate(rows)
@@ -145,9 +147,9 @@ def _of_parameters(judged: Judged) -> Result:
     )
 
 
-def _keys(trace: MemoryTrace) -> Int64:
-    """Return a number for each block, the same for those of one module and size."""
-    blocks = trace.allocations
+def _keys(judged: Judged) -> Int64:
+    """Return a number for each allocation of the trace, the same for those of one module and size."""
+    blocks = judged.trace.allocations
     key: Int64 = blocks.module.astype(np.int64) * (int(blocks.bytes.max()) + 1) + blocks.bytes
     return key
 
@@ -236,14 +238,14 @@ def _used_until(judged: Judged, backwards: Backwards, gradient: Int64, made_in: 
     gap = backwards.between(trace.allocations.freed[gradient])
     window = judged.window
     in_step = phase[window.rows] == Phase.OPTIMIZER
-    after = np.searchsorted(backwards.last, window.born) - 1
     optimizers = list[tuple[Int64, Counter[int]]]()
     for line in {window.origins[row].line for row in np.unique(window.origin[in_step]).tolist()} - {""}:
         own = in_step & np.array([origin.line == line for origin in window.origins], bool)[window.origin]
         state = own & (category[window.rows] == Category.OPTIMIZER_STATE)
         stacks = np.unique(window.origin[state]).tolist()
         of_stack = [Counter(window.bytes[state & (window.origin == row)].tolist()) for row in stacks]
-        if of_stack and len(steps := np.unique(after[own])) > 1:
+        steps = np.unique(np.searchsorted(backwards.last, window.born[own])) - 1
+        if of_stack and len(steps) > 1:
             optimizers.append((steps, reduce(or_, of_stack)))
     until = np.full(len(gradient), NO_MORE)
     freed, size = trace.allocations.freed[gradient], trace.allocations.bytes[gradient]
@@ -263,19 +265,19 @@ def _needless(
     """Return the blocks (rows) that unused gradients cost in a backward, and from which event on.
 
     Args:
-        used, unused, kept: the gradients (rows) that are alive in it and that an optimizer uses, or that none
-            does; and those of no optimizer.
+        used, unused: the gradients (rows) that are alive in it and that an optimizer uses, or that none does.
+        kept: one gradient of each module and size of which no optimizer uses any.
     """
-    blocks, key = judged.trace.allocations, _keys(judged.trace)
-    own = (blocks.device == judged.device) & (blocks.born >= 0)
+    blocks, key = judged.trace.allocations, judged.result(_keys)
     first, last = int(backwards.first[number]), int(backwards.last[number])
     before = int(backwards.last[number - 1]) if number else -1
     start, turn, end = np.searchsorted(blocks.born, (before, first - 1, last), side="right").tolist()
-    behind = np.flatnonzero(own[turn:end] & (blocks.phase[turn:end] == Phase.BACKWARD)) + turn
+    own = (blocks.device[start:end] == judged.device) & (blocks.born[start:end] >= 0)
+    behind = np.flatnonzero(own[turn - start :] & (blocks.phase[turn:end] == Phase.BACKWARD)) + turn
     is_earlier = blocks.born[used] < first
     sums = behind[np.isin(key[behind], key[used[is_earlier]])]
     until = int(blocks.born[np.append(sums, used[~is_earlier])].max(initial=first - 1))
-    is_data = ~np.isin(blocks.category[start:turn], NOT_DATA) & own[start:turn]
+    is_data = ~np.isin(blocks.category[start:turn], NOT_DATA) & own[: turn - start]
     rows = np.flatnonzero(is_data & (blocks.phase[start:turn] == Phase.FORWARD)) + start
     is_freed = (blocks.freed[rows] >= first) & (blocks.freed[rows] <= last)
     kind = judged.result(_kinds)[rows]

@@ -120,7 +120,7 @@ def _read_outside(trace: MemoryTrace, blocks: StepBlocks, graph: Int64) -> Bool:
 
 def _needed_by_backward(judged: Judged, born: Int64) -> Int64:
     """Return the event until which the next backward needs blocks of a graph, by their births, ascending."""
-    backwards, last = Backwards.of(judged.trace, judged.device), len(judged.trace.events)
+    backwards, last = judged.result(Backwards.of), len(judged.trace.events)
     own = np.searchsorted(backwards.first, born)
     until = np.full(len(born), last)
     for number in np.unique(own[own < len(backwards.first)]).tolist():
