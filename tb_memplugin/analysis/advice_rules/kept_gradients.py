@@ -83,12 +83,12 @@ def _without_spans(judged: Judged, gradient: Int64) -> Result:
     blocks = trace.allocations
     own = (blocks.device == device) & (blocks.born >= 0)
     backward = np.flatnonzero(own & (blocks.phase == Phase.BACKWARD))
-    forward = np.sort(blocks.born[own & (blocks.phase == Phase.FORWARD)])
-    begun = np.searchsorted(np.sort(blocks.born[backward]), forward)
+    forward = blocks.born[own & (blocks.phase == Phase.FORWARD)]
+    begun = np.searchsorted(blocks.born[backward], forward)
     firsts = forward[np.append(True, begun[1:] != begun[:-1])[: len(forward)]]
     lasts = forward[np.append(begun[1:] != begun[:-1], True)[: len(forward)]]
     end = len(trace.events) + 1
-    begins = np.append(np.sort(blocks.born[backward]), end)
+    begins = np.append(blocks.born[backward], end)
     spans = trace.phases.start_ns[trace.phases.phase == Phase.OPTIMIZER]
     updates = np.append(
         blocks.born[own & (blocks.phase == Phase.OPTIMIZER)], np.searchsorted(trace.events.time_ns, spans)

@@ -130,14 +130,13 @@ def _is_overwritten(trace: MemoryTrace, window: StepBlocks) -> Bool:
     data = (phase == Phase.FORWARD) & (window.born >= 0) & ~np.isin(category, NOT_DATA)
     steps = np.array([trace.step_events(row)[0] for row in range(len(trace.steps))])
     rows = np.flatnonzero(data)
-    _, kind, count = np.unique(window.kinds[rows], return_inverse=True, return_counts=True)
-    rows, kind = rows[count[kind] > 1], kind[count[kind] > 1]
-    kept, outlives = np.zeros(len(data), bool), np.zeros(len(data), bool)
-    order = np.argsort(kind, kind="stable")
-    rows, begins = rows[order], np.flatnonzero(np.diff(kind[order], prepend=-1))
+    rows = rows[np.argsort(window.kinds[rows], kind="stable")]
+    begins = np.flatnonzero(np.append(True, np.diff(window.kinds[rows]) != 0)[: len(rows)])
     sizes = np.diff(begins, append=len(rows))
-    in_first = window.born[rows] < np.repeat(window.freed[rows[begins]], sizes)
-    laters = np.bincount(np.repeat(np.arange(len(begins)), sizes), in_first, len(begins)).astype(np.int64) - 1
+    kind = np.repeat(np.arange(len(begins)), sizes)
+    in_first = window.born[rows] < window.freed[rows[begins]][kind]
+    laters = np.bincount(kind, in_first, len(begins)).astype(np.int64) - 1
+    kept, outlives = np.zeros(len(data), bool), np.zeros(len(data), bool)
     for number in np.flatnonzero((laters > 0) & (laters < sizes)).tolist():
         alike, later = rows[begins[number] : begins[number] + sizes[number]], int(laters[number])
         born, freed = window.born[alike], window.freed[alike]
