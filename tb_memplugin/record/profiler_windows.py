@@ -7,11 +7,13 @@ until it is collected as garbage, because a profile refers to itself: other hand
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, Literal, Protocol
 
 import torch
@@ -56,8 +58,8 @@ def listen(listener: Listener, handler: object | None = None) -> None:
     """Call `listener.start` and `.stop` around every window, until `stop_listening` or the listener dies.
 
     Args:
-        handler: of a listener that writes what a profile recorded, the profile's `on_trace_ready`. A profile
-            with another listener's handler does not start this one.
+        handler: of a listener that writes what a profile recorded, what the profile's `on_trace_ready` calls,
+            or is. A profile that calls other listeners' handlers does not start this one.
     """
     global _originals, _ours
     with _lock:
@@ -99,16 +101,12 @@ def _notifying(method: Literal["start", "stop"], original: Callable[[], None]) -
     """Return a function that notifies all listeners, then calls torch's own."""
 
     def notify() -> Callable[[], None]:
-        chosen = None
+        chosen: Collection[int] = ()
         if method == "start":
             raise_interrupt()
-            chosen = _on_trace_ready()
-        handlers = {key: handler() for key, handler in tuple(_handlers.items())} if chosen is not None else {}
-        is_known = any(handler is chosen for handler in handlers.values())
+            chosen = _chosen()
         for key, reference in tuple(_listeners.items()):
-            if is_known and handlers.get(key) is not chosen:
-                continue
-            if (listener := reference()) is not None:
+            if (not chosen or key in chosen) and (listener := reference()) is not None:
                 try:
                     getattr(listener, method)()
                 except BaseException as error:
@@ -120,14 +118,62 @@ def _notifying(method: Literal["start", "stop"], original: Callable[[], None]) -
     return entry(notify, failed, where, lambda: original, calls_after=0)
 
 
-def _on_trace_ready() -> object:
-    """Return what the profile that begins a window calls at its end; None where that is not known."""
+def _chosen() -> set[int]:
+    """Return the listeners whose handlers the profile that begins a window may call; none if unknown."""
     frame = sys._getframe()
     while (below := frame.f_back) is not None and frame.f_code is not _START_TRACE:
         frame = below
-    return vars(frame.f_locals["self"]).get("on_trace_ready") if frame.f_code is _START_TRACE else None
+    if frame.f_code is not _START_TRACE:
+        return set()
+    on_trace_ready = vars(frame.f_locals["self"]).get("on_trace_ready")
+    handlers = ((reference(), key) for key, reference in tuple(_handlers.items()))
+    return _reached(on_trace_ready, {id(handler): key for handler, key in handlers if handler is not None})
 
 
+def _reached(called: object, known: Mapping[int, int]) -> set[int]:
+    """Return which known objects a function may call: those that it holds, or that a variable holds.
+
+    The variables are those that its code names. If too much had to be searched, the result is empty.
+
+    Args:
+        called: the function, or another callable.
+        known: values of the result by `id`.
+    """
+    reached, seen, waiting = set[int](), set[int](), [called]
+    while waiting:
+        thing = waiting.pop()
+        if id(thing) in seen or not _NOT_SEARCHED.isdisjoint(map(id, _bases_of(type(thing)))):
+            continue
+        seen.add(id(thing))
+        if len(seen) > MOST_SEARCHED:
+            return set()
+        if id(thing) in known:
+            reached.add(known[id(thing)])
+        elif type(thing) is FunctionType:
+            waiting += [other for other in gc.get_referents(thing) if other is not thing.__globals__]
+            waiting += (dict.get(thing.__globals__, name) for name in _names_in(thing.__code__))
+        else:
+            waiting += gc.get_referents(thing)
+    return reached
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    """Yield the names of the global variables in a function's code, and of the attributes."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if type(constant) is CodeType:
+            yield from _names_in(constant)
+
+
+MOST_SEARCHED = 1_000
+_NOT_SEARCHED = frozenset(
+    map(
+        id,
+        (type, ModuleType, torch.Tensor, torch.nn.Module, torch.optim.Optimizer, torch.profiler.profile),
+    )
+)
+"""The classes of what a program's variables may hold that calls no handler, and has many objects."""
+_bases_of = type.__dict__["__mro__"].__get__
 _START_TRACE = getattr(getattr(torch.profiler.profile, "start_trace", None), "__code__", None)
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch.autograd import profiler as autograd_profiler
 from torch.profiler import profile
 
+from tb_memplugin import combine_handlers
 from tb_memplugin.record import profiler_windows
 
 
@@ -101,18 +105,74 @@ def test_a_patch_that_came_later_stays_and_still_calls_torch(alone):
     assert alone == ["torch's start"]
 
 
-def test_a_profile_with_a_listeners_handler_starts_no_other_listener(alone):
-    class Handler:
-        def __call__(self, _: profile) -> None: ...
+class Handler:
+    def __call__(self, _: profile) -> None: ...
 
+    def called_by_a_method(self, prof: profile) -> None:
+        self(prof)
+
+
+of_a_global: Handler | None = None
+
+
+def calls_a_global(prof: profile) -> None:
+    def call() -> None:
+        if of_a_global is not None:
+            of_a_global(prof)
+
+    call()
+
+
+def by_a_global(handler: Handler) -> Callable[[profile], None]:
+    global of_a_global
+    of_a_global = handler
+    return calls_a_global
+
+
+CALLS: dict[str, Callable[[Handler], Any]] = {
+    "the handler": lambda handler: handler,
+    "combined": lambda handler: combine_handlers(lambda _: None, combine_handlers(handler)),
+    "a closure": lambda handler: lambda prof: handler(prof),
+    "a default": lambda handler: lambda prof, own=handler: own(prof),
+    "a partial": lambda handler: partial(lambda own, prof: own(prof), handler),
+    "a list": lambda handler: lambda prof, every=[handler]: [own(prof) for own in every],
+    "a method": lambda handler: handler.called_by_a_method,
+    "a global": by_a_global,
+}
+
+
+@pytest.mark.parametrize("how", CALLS)
+def test_a_profile_that_calls_a_listeners_handler_starts_no_other_listener(alone, how):
     heard: tuple[list[str], list[str]] = [], []
     handlers = Handler(), Handler()
     listeners = [Listener(each) for each in heard]
     for listener, handler in zip(listeners, handlers, strict=True):
         profiler_windows.listen(listener, handler)
-    with profile(on_trace_ready=handlers[1]):
+    with profile(on_trace_ready=CALLS[how](handlers[1])):
         torch.ones(1)
     assert heard == (["stop"], ["start", "stop"])
-    with profile(on_trace_ready=lambda _: None):
+
+
+def test_of_a_profile_that_calls_both_handlers_both_listeners_hear(alone):
+    heard: tuple[list[str], list[str]] = [], []
+    handlers = Handler(), Handler()
+    listeners = [Listener(each) for each in heard]
+    for listener, handler in zip(listeners, handlers, strict=True):
+        profiler_windows.listen(listener, handler)
+    with profile(on_trace_ready=combine_handlers(*handlers)):
         torch.ones(1)
-    assert heard == (["stop", "start", "stop"], ["start", "stop", "start", "stop"])
+    assert heard == (["start", "stop"], ["start", "stop"])
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_where_it_is_not_known_what_a_profile_calls_every_listener_hears(alone, hidden):
+    """As where one is among more than is searched: the others may be, too."""
+    heard: tuple[list[str], list[str]] = [], []
+    handlers = Handler(), Handler()
+    listeners = [Listener(each) for each in heard]
+    for listener, handler in zip(listeners, handlers, strict=True):
+        profiler_windows.listen(listener, handler)
+    many = [handlers[0], *({number: "not searched"} for number in range(profiler_windows.MOST_SEARCHED))]
+    with profile(on_trace_ready=lambda _: many if hidden else None):
+        torch.ones(1)
+    assert heard == (["start", "stop"], ["start", "stop"])
