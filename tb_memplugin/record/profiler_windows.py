@@ -101,12 +101,12 @@ def _notifying(method: Literal["start", "stop"], original: Callable[[], None]) -
     """Return a function that notifies all listeners, then calls torch's own."""
 
     def notify() -> Callable[[], None]:
-        chosen: Collection[int] = ()
+        others: Collection[int] = ()
         if method == "start":
             raise_interrupt()
-            chosen = _chosen()
+            others = _handlers.keys() - chosen if (chosen := _chosen()) else ()
         for key, reference in tuple(_listeners.items()):
-            if (not chosen or key in chosen) and (listener := reference()) is not None:
+            if key not in others and (listener := reference()) is not None:
                 try:
                     getattr(listener, method)()
                 except BaseException as error:

@@ -142,15 +142,15 @@ CALLS: dict[str, Callable[[Handler], Any]] = {
 
 
 @pytest.mark.parametrize("how", CALLS)
-def test_a_profile_that_calls_a_listeners_handler_starts_no_other_listener(alone, how):
-    heard: tuple[list[str], list[str]] = [], []
-    handlers = Handler(), Handler()
+def test_a_profile_that_calls_a_listeners_handler_starts_no_other_with_a_handler(alone, how):
+    heard: tuple[list[str], list[str], list[str]] = [], [], []
+    handlers = Handler(), Handler(), None
     listeners = [Listener(each) for each in heard]
     for listener, handler in zip(listeners, handlers, strict=True):
         profiler_windows.listen(listener, handler)
     with profile(on_trace_ready=CALLS[how](handlers[1])):
         torch.ones(1)
-    assert heard == (["stop"], ["start", "stop"])
+    assert heard == (["stop"], ["start", "stop"], ["start", "stop"])
 
 
 def test_of_a_profile_that_calls_both_handlers_both_listeners_hear(alone):
