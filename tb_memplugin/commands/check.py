@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from fractions import Fraction
 from typing import Any
 
 import click
@@ -119,7 +120,7 @@ def _limit(text: str) -> Limit:
     """
     share = _SHARE.fullmatch(text)
     if share:
-        return Limit(share=float(share[1]) / 100)
+        return Limit(share=Fraction(share[1]) / 100)
     try:
         return Limit(bytes=read_size(text, "--fail-above", least=0))
     except MemPluginError as error:
