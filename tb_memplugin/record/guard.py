@@ -51,8 +51,9 @@ Own = TypeVar("Own", bound=Guarded)
 class Guard:
     """Ends the errors of one recorder. Each kind of error is logged once: a failure of a local file system by
     its errno and where it was (the disk, where that is full), of an object store by where it was, an error of
-    this package by its message, any other by its type and the line that raised it. That of a file system is
-    logged once by recorders of different kinds that exist together, as a handler and a monitor.
+    this package by its message, any other by its type and the line that raised it. That of a file system or a
+    tracker is logged once by recorders of different kinds that exist together, as a handler and a monitor;
+    but what is lost is told, also where another recorder has told that it is only late.
 
     Args:
         loss: what an error costs the user, as the beginning of a sentence: "The memory of this window is not
@@ -77,6 +78,8 @@ class Guard:
         *undo: Callable[[], object],
         loss: str | None = None,
         later: bool = False,
+        once: str = "",
+        is_late: bool = False,
     ) -> None:
         """End an error: undo, then log it.
 
@@ -85,6 +88,8 @@ class Guard:
             undo: functions that remove what is ours. All are called, whatever they raise.
             loss: replaces the guard's.
             later: log the error when `warn_waiting` is called.
+            once: replaces the kind of the error.
+            is_late: nothing is lost, what failed is done later.
 
         Raises:
             KeyboardInterrupt, SystemExit: `error` is one, or one was raised while undoing.
@@ -101,7 +106,7 @@ class Guard:
         if ends_program(error):
             raise error
         try:
-            self._log(where, error, loss or self._loss, later=later)
+            self._log(where, error, loss or self._loss, once or kind_of(error), later=later, is_late=is_late)
         except RecursionError:
             _late[(self.end, where)] = None
         except Exception as second:  # a handler of the user's logging failed
@@ -111,12 +116,14 @@ class Guard:
         """End an error of the thread that flushes to the disk."""
         self.end("the disk", error, loss="What was recorded may not outlive a crash of this machine")
 
-    def _log(self, where: str, error: BaseException, loss: str, *, later: bool) -> None:
+    def _log(
+        self, where: str, error: BaseException, loss: str, kind: str, *, later: bool, is_late: bool
+    ) -> None:
         self.logger.debug("%s failed", where, exc_info=error)
         if not self._errors_to_log:
             return
         self._errors_to_log -= 1
-        message, kind = str(error), kind_of(error)
+        message = str(error)
         if not isinstance(error, MemPluginError):
             message = (
                 f"{loss} ({type(error).__name__}: {error}). The training continues without it.\n"
@@ -125,7 +132,7 @@ class Guard:
         if later and not isinstance(error, RecursionError):  # it may be the end of the process
             self._waiting = message, kind
         else:
-            self.warn(message, once=kind)
+            self.warn(message, once=kind, is_late=is_late)
 
     def warn_waiting(self) -> None:
         """Log the last error that waits to be logged."""
@@ -133,25 +140,29 @@ class Guard:
         if message:
             self.warn(message, once=kind)
 
-    def warn(self, message: str, *, once: str = "") -> None:
-        """Log a warning, once per message, or once per `once` where it is given."""
-        keys = {message, once or message}
+    def warn(self, message: str, *, once: str = "", is_late: bool = False) -> None:
+        """Log a warning, once per message, or once per `once` where it is given. `is_late`: see `end`."""
+        kind = once or message
+        own = f"late {kind}" if is_late else kind
         with _lock:  # a thread may log the same fault at the same time
-            if keys & self._logged or not self.logger.isEnabledFor(logging.WARNING):
+            if {message, kind, own} & self._logged or not self.logger.isEnabledFor(logging.WARNING):
                 return
-            self._logged |= keys
-            if once.startswith(_FILE_SYSTEM):
+            self._logged |= {message, own}
+            if once.startswith((_FILE_SYSTEM, TRACKER)):
                 other = _logged_by.get(once, self)
                 if other._loss != self._loss:  # a handler's, where a monitor writes beside it
                     return
-                _logged_by[once] = self
+                if not is_late:
+                    _logged_by[once] = self
         self.logger.warning("%s", message)
 
 
 _lock = threading.RLock()
 _FILE_SYSTEM = "file system"
+TRACKER = "tracker"
+"""What the kind of an error of an experiment tracker begins with."""
 _logged_by: weakref.WeakValueDictionary[str, Guard] = weakref.WeakValueDictionary()
-"""The guard that has logged a failure of a file system, by its kind."""
+"""The guard that has logged a failure of a file system or a tracker, by its kind."""
 
 
 def _none(*_: object) -> None:

@@ -94,6 +94,19 @@ def test_what_two_threads_log_at_once_is_logged_once(guard, warnings, monkeypatc
     assert warnings.texts == ["The disk is full."]
 
 
+def test_what_is_lost_is_told_also_after_another_recorder_told_that_it_is_late(guard, warnings):
+    """A full disk: figures of steps wait for later, a window does not."""
+    handler, monitor = Guard("a", guard.logger), Guard("b", guard.logger)
+    late, lost = refusal("/runs/late", errno.ENOSPC, "late"), refusal("/runs/late", errno.ENOSPC, "lost")
+    for _ in range(2):
+        monitor.end("figures", late, is_late=True)
+        handler.end("a window", lost)
+    assert warnings.texts == [str(late), str(lost)]
+    other = Guard("b", guard.logger)
+    other.end("figures", late, is_late=True)
+    assert len(warnings.texts) == 2  # the disk is known to be full
+
+
 def test_what_another_part_of_the_recorder_has_logged_in_the_same_words_is_not_logged_again(guard, warnings):
     error = refusal("/runs/a", errno.ENOSPC, "full")
     guard.warn(str(error))
