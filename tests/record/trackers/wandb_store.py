@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tb_memplugin.extras import library
+
 HEADER, BLOCK, CHUNK_HEADER = 7, 1 << 15, 7
 WHOLE, LAST = 1, 4
 """The kinds of a chunk that ends a record; 2 begins one, 3 goes on."""
@@ -17,8 +19,7 @@ WHOLE, LAST = 1, 4
 
 def records(path: Path) -> Iterator[Any]:
     """Yield the records, as W&B's own `Record`."""
-    from wandb.proto.wandb_internal_pb2 import Record
-
+    record_of = library("wandb.proto.wandb_internal_pb2", "wandb").Record.FromString
     content, offset, record = path.read_bytes(), HEADER, b""
     assert content.startswith(b":W&B")
     while offset + CHUNK_HEADER <= len(content):
@@ -29,5 +30,5 @@ def records(path: Path) -> Iterator[Any]:
         offset += CHUNK_HEADER + length
         record += content[offset - length : offset]
         if kind in (WHOLE, LAST):
-            yield Record.FromString(record)
+            yield record_of(record)
             record = b""
