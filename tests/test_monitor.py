@@ -472,3 +472,19 @@ monitor.close()
     figures = written(tmp_path / "w.steps")
     assert figures is not None
     assert figures.steps.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_the_one_warning_of_a_full_disk_says_that_figures_may_be_lost(tmp_path):
+    code = """
+from tb_memplugin import MemoryMonitor
+monitor = MemoryMonitor(FOLDER, "w", device="cpu")
+fill(0)
+for _ in range(5):
+    monitor.step()
+monitor.flush()
+monitor.close()
+"""
+    said = full_disk.run(code, str(tmp_path)).stderr
+    assert "Figures of 5 steps could not be written: File too large. They are tried again" in said
+    assert "what is not taken by then is lost" in said
+    assert said.count("could not be written") == 1

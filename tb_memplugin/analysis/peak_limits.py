@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Literal
 
 from tb_memplugin.analysis.comparison import Delta, compare_parts, paired_devices
@@ -22,10 +23,10 @@ REST = "(rest)"
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How much a peak may grow: a number of bytes, or a share of the base's peak (0.02 is 2 %)."""
+    """How much a peak may grow: a number of bytes, or a share of the base's peak (1/50 is 2 %)."""
 
     bytes: int = 0
-    share: float | None = None
+    share: Fraction | None = None
 
     def allowed(self, base_bytes: int) -> int:
         """Return the bytes by which a peak may exceed this one."""

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from fractions import Fraction
 from typing import Any
 
 import click
@@ -119,7 +120,7 @@ def _limit(text: str) -> Limit:
     """
     share = _SHARE.fullmatch(text)
     if share:
-        return Limit(share=float(share[1]) / 100)
+        return Limit(share=Fraction(share[1]) / 100)
     try:
         return Limit(bytes=read_size(text, "--fail-above", least=0))
     except MemPluginError as error:
@@ -151,7 +152,12 @@ def _versions(growth: PeakGrowth) -> str:
 
 
 def _grown(growth: PeakGrowth) -> list[tuple[str, str]]:
-    """Return what grew most, repeated layers as one, and the others, with their changes, which sum."""
+    """Return what grew most, repeated layers as one, and the others, with their changes, which sum.
+
+    Of a peak that did not grow it is nothing.
+    """
+    if growth.delta_bytes <= 0:
+        return []
     rows = [row for row in growth.rows if row.delta_bytes]
     names = folds([row.key for row in rows]) if growth.by == "module" else {}
     deltas = Counter[str]()
@@ -169,8 +175,7 @@ def _text(growths: Sequence[PeakGrowth], limit: str) -> str:
     for growth in growths:
         state = f"ABOVE the limit of {limit}" if growth.is_above else f"within the limit of {limit}"
         lines.append(f"{_verdict(growth)}, {state}")
-        if growth.delta_bytes > 0:
-            lines += [f"  {name}: {size}" for name, size in _grown(growth)]
+        lines += [f"  {name}: {size}" for name, size in _grown(growth)]
     return "\n".join(lines)
 
 

@@ -51,8 +51,8 @@ Own = TypeVar("Own", bound=Guarded)
 class Guard:
     """Ends the errors of one recorder. Each kind of error is logged once: a failure of a local file system by
     its errno and where it was (the disk, where that is full), of an object store by where it was, an error of
-    this package by its message, any other by its type and the line that raised it. That of a file system is
-    logged once by recorders of different kinds that exist together, as a handler and a monitor.
+    this package by its message, any other by its type and the line that raised it. That of a file system or a
+    tracker is logged once by recorders of different kinds that exist together, as a handler and a monitor.
 
     Args:
         loss: what an error costs the user, as the beginning of a sentence: "The memory of this window is not
@@ -77,6 +77,7 @@ class Guard:
         *undo: Callable[[], object],
         loss: str | None = None,
         later: bool = False,
+        once: str = "",
     ) -> None:
         """End an error: undo, then log it.
 
@@ -85,6 +86,7 @@ class Guard:
             undo: functions that remove what is ours. All are called, whatever they raise.
             loss: replaces the guard's.
             later: log the error when `warn_waiting` is called.
+            once: replaces the kind of the error.
 
         Raises:
             KeyboardInterrupt, SystemExit: `error` is one, or one was raised while undoing.
@@ -101,7 +103,7 @@ class Guard:
         if ends_program(error):
             raise error
         try:
-            self._log(where, error, loss or self._loss, later=later)
+            self._log(where, error, loss or self._loss, once or kind_of(error), later=later)
         except RecursionError:
             _late[(self.end, where)] = None
         except Exception as second:  # a handler of the user's logging failed
@@ -111,12 +113,12 @@ class Guard:
         """End an error of the thread that flushes to the disk."""
         self.end("the disk", error, loss="What was recorded may not outlive a crash of this machine")
 
-    def _log(self, where: str, error: BaseException, loss: str, *, later: bool) -> None:
+    def _log(self, where: str, error: BaseException, loss: str, kind: str, *, later: bool) -> None:
         self.logger.debug("%s failed", where, exc_info=error)
         if not self._errors_to_log:
             return
         self._errors_to_log -= 1
-        message, kind = str(error), kind_of(error)
+        message = str(error)
         if not isinstance(error, MemPluginError):
             message = (
                 f"{loss} ({type(error).__name__}: {error}). The training continues without it.\n"
@@ -140,7 +142,7 @@ class Guard:
             if keys & self._logged or not self.logger.isEnabledFor(logging.WARNING):
                 return
             self._logged |= keys
-            if once.startswith(_FILE_SYSTEM):
+            if once.startswith((_FILE_SYSTEM, TRACKER)):
                 other = _logged_by.get(once, self)
                 if other._loss != self._loss:  # a handler's, where a monitor writes beside it
                     return
@@ -150,8 +152,10 @@ class Guard:
 
 _lock = threading.RLock()
 _FILE_SYSTEM = "file system"
+TRACKER = "tracker"
+"""What the kind of an error of an experiment tracker begins with."""
 _logged_by: weakref.WeakValueDictionary[str, Guard] = weakref.WeakValueDictionary()
-"""The guard that has logged a failure of a file system, by its kind."""
+"""The guard that has logged a failure of a file system or a tracker, by its kind."""
 
 
 def _none(*_: object) -> None:

@@ -16,7 +16,7 @@ from tb_memplugin.analysis.steps import step_stats
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports.html import report_page
 from tb_memplugin.extras import library
-from tb_memplugin.record.guard import Guard, guarded
+from tb_memplugin.record.guard import TRACKER, Guard, guarded
 from tb_memplugin.record.steps.recording import MonitoredStep
 from tb_memplugin.temporary import new_folder
 from tb_memplugin.trace import MemoryTrace
@@ -68,6 +68,7 @@ class WandbTracker:
         for names in ("memory", RECORDED):
             self._run.define_metric(f"{names}/*", step_metric=f"{names}/step")
         self._highest: dict[str, float] = {}
+        self._zeros: dict[str, float] = {}  # else a part of an earlier step stays in the row of a later one
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Log the values in the row that comes next."""
@@ -75,7 +76,11 @@ class WandbTracker:
             if name.endswith(PEAK):
                 highest = f"{name.removesuffix(PEAK)}/highest_peak_bytes"
                 self._highest[highest] = max(value, self._highest.get(highest, value))
-        names = RECORDED if any(name.startswith(RECORDED) for name in values) else "memory"
+        is_recorded = any(name.startswith(RECORDED) for name in values)
+        if is_recorded:
+            values = {**self._zeros, **values}
+            self._zeros = dict.fromkeys(values, 0)
+        names = RECORDED if is_recorded else "memory"
         self._run.log({**values, **self._highest, f"{names}/step": step}, commit=False)
 
     def flush(self) -> None:
@@ -178,7 +183,10 @@ LogTo = str | Sequence[str] | None
 """A name in `TRACKERS`, several, or none."""
 
 MOST_FAILURES = 3
-"""After so many failures in a row nothing more is logged."""
+"""After so many failures in a row nothing more is logged, and after so many slow steps."""
+
+SLOW_SECONDS = 1.0
+"""A step is slow if its figures take a tracker longer: the training waits for that."""
 
 MOST_EVENTS = 500_000
 """A window of more events has no report, which takes about four bytes per event."""
@@ -241,14 +249,24 @@ class _OneLog:
         self._name, self._guard = name, guard
         self._tracker: Tracker | None = None
         self._pid = os.getpid()
-        self._failures = 0
+        self._failures = self._slow = 0
 
     @guarded("logging the figures of a step")
     def values(self, step: int, values: Callable[[], Mapping[str, float]]) -> None:
         """Log values of a step."""
         if self._works():
-            self._tracker_of_run().log(step, values())
-            self._failures = 0
+            tracker, now = self._tracker_of_run(), values()
+            begin = time.monotonic()
+            tracker.log(step, now)
+            seconds, self._failures = time.monotonic() - begin, 0
+            self._slow = self._slow + 1 if seconds > SLOW_SECONDS else 0
+            if self._slow == MOST_FAILURES:
+                raise MemPluginError(
+                    f"{self._name} took {seconds:.1f} s to take the figures of a step, and over "
+                    f"{SLOW_SECONDS:.0f} s in the {MOST_FAILURES - 1} before. It gets nothing more.",
+                    where=f'log_to="{self._name}"',
+                    fix=f"See why {self._name} is slow, or leave out log_to.",
+                )
 
     @guarded("logging a report")
     def report(self, trace: MemoryTrace, worker: str) -> None:
@@ -271,7 +289,7 @@ class _OneLog:
             self._tracker.flush()
 
     def _works(self) -> bool:
-        return self._failures < MOST_FAILURES and self._pid == os.getpid()
+        return max(self._failures, self._slow) < MOST_FAILURES and self._pid == os.getpid()
 
     def _tracker_of_run(self) -> Tracker:
         if self._tracker is None:
@@ -279,16 +297,18 @@ class _OneLog:
         return self._tracker
 
     def fail(self, where: str, error: BaseException) -> None:
-        """Log an error, and stop after several in a row."""
+        """Log the first error, and stop after several in a row."""
+        kind = f"{TRACKER} {self._name}"
         if isinstance(error, NoRunError):  # other ranks than the first often have none; or it begins later
             error = MemPluginError(
                 f"{self._name} has no run to log to: {error}.",
                 where=f'log_to="{self._name}"',
                 fix="Begin a run before the first step.",
             )
+            kind += " without a run"
         else:
             self._failures += 1
-        self._guard.end(where, error, loss=f"{self._name} did not get what was to be logged")
+        self._guard.end(where, error, loss=f"{self._name} did not get what was to be logged", once=kind)
 
 
 def _monitored(step: MonitoredStep) -> dict[str, float]:

@@ -43,6 +43,19 @@ def test_the_exit_code_tells_whether_a_peak_is_above_the_limit(
     assert run("check", files[390], files[peak], "--fail-above", limit).exit_code == code
 
 
+@pytest.mark.parametrize(
+    ("size", "limit", "code"),
+    [(129, "29%", 0), (157, "57%", 0), (158, "57%", 1), (158, "57.9%", 1), (158, "58%", 0)],
+)
+def test_a_peak_that_grew_by_exactly_the_share_is_within_it(
+    tmp_path: Path, size: int, limit: str, code: int
+) -> None:
+    """In binary fractions, 29 % of 100 are less than 29."""
+    for name, kept in (("base", 100), ("new", size)):
+        RunWriter(str(tmp_path / name), "rank0").write(trace("step 0", f"alloc {kept} a"))
+    assert run("check", tmp_path / "base", tmp_path / "new", "--fail-above", limit).exit_code == code
+
+
 def test_what_is_less_is_within(files: dict[int, Path]) -> None:
     result = run("check", files[990], files[390])
     assert result.exit_code == 0

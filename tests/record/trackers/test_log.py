@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,8 +20,10 @@ from tb_memplugin import MemoryMonitor, memory_trace_handler
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.record import trackers as log_module
 from tb_memplugin.record.guard import Guard
-from tb_memplugin.record.trackers import MOST_FAILURES, TrackerLog, chosen
+from tb_memplugin.record.steps.recording import MonitoredStep
+from tb_memplugin.record.trackers import MOST_FAILURES, TrackerLog, WandbTracker, chosen
 from tests.record.trackers.program import STEPS
+from tests.record.trackers.wandb_store import records
 from tests.traces import trace
 
 ROOT = Path(__file__).parents[3]
@@ -69,8 +72,27 @@ def test_wandb_has_the_peaks_in_the_rows_of_the_program(tmp_path: Path) -> None:
     assert values["memory/process/highest_peak_bytes"] == max(peaks[:9])
     peak, parts = parts_of(values)
     assert peak == parts > 2 * 4 * 100 * 101  # the parameters and their gradients
-    assert [path.suffix for path in files_with(b"memory-step-2.html", tmp_path)] == [".wandb"]
     assert files_with(b'id="report-data"', tmp_path)
+
+
+def test_the_store_of_wandb_has_the_peak_of_the_step_of_each_row_and_the_report(tmp_path: Path) -> None:
+    """What `wandb sync` would send: one record per row, and one per artifact."""
+    result = logged("wandb", tmp_path)
+    (store,) = tmp_path.rglob("*.wandb")
+    stored = [*records(store)]
+    rows = [
+        {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+        for record in stored
+        if record.HasField("history")
+    ]
+    peaks = [step["process"] for step in result["steps"]]
+    assert [(row.get("loss"), row["memory/step"], row["memory/process/peak_bytes"]) for row in rows] == [
+        *((step, step, peaks[step]) for step in range(0, STEPS, 2)),
+        (None, STEPS - 1, peaks[-1]),  # W&B ends the last row when the run ends
+    ]
+    (artifact,) = [record.artifact for record in stored if record.HasField("artifact")]
+    assert artifact.type == "memory-report"
+    assert [content.path for content in artifact.manifest.contents] == ["memory-step-2.html"]
 
 
 def test_mlflow_has_the_peak_of_every_step(tmp_path: Path) -> None:
@@ -163,6 +185,79 @@ def test_a_failing_tracker_is_told_once_and_left_alone_after_three_failures(
     assert len(kept) == MOST_FAILURES
     assert len(caplog.records) == 1
     assert "kept did not get what was to be logged (OSError: the tracker is down)" in caplog.text
+
+
+def test_a_failing_tracker_is_told_once_by_handler_and_monitor_whatever_fails(
+    kept: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As MLflow on a full disk, which refuses a report in one line and figures in another."""
+
+    def fail(*_: object) -> None:
+        raise OSError("full")
+
+    def fail_elsewhere(*_: object) -> None:
+        raise RuntimeError("full")
+
+    monkeypatch.setattr(Kept, "log_report", fail)
+    monkeypatch.setattr(Kept, "flush", fail_elsewhere)
+    handler, monitor = TrackerLog(["kept"], Guard("a window")), TrackerLog(["kept"], Guard("a step"))
+    with caplog.at_level(logging.WARNING):
+        handler.window(TWO_STEPS, "w")
+        monitor.flush()
+        monitor.step(MonitoredStep(0, 1, (), ()))
+        monitor.flush()
+    assert [record.message.partition(" (")[0] for record in caplog.records] == [
+        "kept did not get what was to be logged"
+    ]
+
+
+def test_a_tracker_that_is_slow_three_steps_in_a_row_is_left_alone(
+    kept: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    seconds = iter([2.0, 2.0, 0.0, 2.0, 2.0, 2.0, 2.0])
+    now = 0.0
+
+    def log(*_: object) -> None:
+        nonlocal now
+        now += next(seconds)
+
+    monkeypatch.setattr(Kept, "log", log)
+    monkeypatch.setattr("tb_memplugin.record.trackers.time.monotonic", lambda: now)
+    monitor = TrackerLog(["kept"], Guard("lost"))
+    with caplog.at_level(logging.WARNING):
+        for step in range(10):
+            monitor.step(MonitoredStep(step, 1, (), ()))
+    assert [*seconds] == [2.0]  # nothing was logged after the sixth step
+    assert [record.message.splitlines()[0] for record in caplog.records] == [
+        "kept took 2.0 s to take the figures of a step, and over 1 s in the 2 before. It gets nothing more."
+    ]
+
+
+def test_a_row_of_wandb_has_the_parts_of_one_recorded_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """W&B merges what is logged before the program's next row: here, that of steps 5 and 6."""
+    row: dict[str, float] = {}
+
+    class Run:
+        def define_metric(self, *_: object, **__: object) -> None: ...
+
+        def log(self, values: Mapping[str, float], *, commit: bool) -> None:
+            assert not commit
+            row.update(values)
+
+    monkeypatch.setattr(log_module, "library", lambda *_: SimpleNamespace(run=Run()))
+    monkeypatch.setitem(log_module.TRACKERS, "kept", WandbTracker)
+    recorded = trace(
+        "step 5", "alloc 100 a category=input", "free a", "step 6", "alloc 30 b category=gradient"
+    )
+    monkeypatch.setattr(WandbTracker, "log_report", lambda *_: None)
+    TrackerLog(["kept"], Guard("lost")).window(recorded, "w")
+    assert row == {
+        "memory/recorded/step": 6,
+        "memory/recorded/cpu/peak_bytes": 30,
+        "memory/recorded/cpu/highest_peak_bytes": 100,
+        "memory/recorded/cpu/input_bytes": 0,
+        "memory/recorded/cpu/gradient_bytes": 30,
+    }
 
 
 @pytest.mark.parametrize("where", ["__init__", "log", "flush", "log_report"])
