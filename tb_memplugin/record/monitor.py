@@ -60,8 +60,8 @@ _JOINED = (
 )
 _NOT_WRITTEN = "Figures of steps could not be written yet"
 _TRIED_AGAIN = (
-    "They are tried again until the program ends; what is not taken by then is lost, as is each window that is "
-    "refused meanwhile. The training continues."
+    "They are tried again until the program ends; what is not taken by then is lost, as is each window that "
+    "is refused meanwhile. The training continues."
 )
 
 
