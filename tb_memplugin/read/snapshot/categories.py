@@ -17,6 +17,7 @@ import numpy as np
 
 from tb_memplugin.read.categories import category_of
 from tb_memplugin.read.snapshot.between_phases import reasons_between_phases
+from tb_memplugin.read.snapshot.convolutions import freed_in_convolution
 from tb_memplugin.read.snapshot.frame_marks import UNDECIDED, Mark, judged, mark_of
 from tb_memplugin.read.snapshot.phases import EventPhases, event_phases, next_event
 from tb_memplugin.read.snapshot.same_sizes import by_sizes
@@ -120,6 +121,8 @@ def classify(trace: MemoryTrace) -> Classified:
     reason = _REASON_OF[category]
     saved = (category == Category.ACTIVATION) & (born.phase == Phase.OTHER)
     reason[saved] = Reason.FREED_BY_AUTOGRAD
+    in_operator = freed_in_convolution(trace) & np.isin(category, (Category.ACTIVATION, Category.RECOMPUTED))
+    category[in_operator], reason[in_operator] = Category.TEMPORARY, Reason.FREED_IN_OPERATOR
     certain = np.zeros(len(blocks), bool)
     trains = _has_backward(trace, phase)[blocks.device]
     of_frames = np.where((born.category == Category.CACHE) & trains, Category.UNKNOWN, born.category)
