@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.layers.distributed import DISTRIBUTED
 from benchmarks.layers.odd import ODD
 from benchmarks.layers.programs import NEW, PROGRAMS
 from benchmarks.layers.unseen import UNSEEN
@@ -64,7 +65,8 @@ class Answer:
 def compare(folder: Path, chosen: list[str]) -> None:
     """Print the tables for the programs that were recorded in a folder."""
     every: list[Answer] = []
-    for title, programs in (("Looked at", PROGRAMS), ("New", NEW), ("Unseen", UNSEEN), ("Odd", ODD)):
+    groups = {"Looked at": PROGRAMS, "New": NEW, "Unseen": UNSEEN, "Odd": ODD, "Distributed": DISTRIBUTED}
+    for title, programs in groups.items():
         names = [name for name in programs if not chosen or name in chosen]
         answers = [
             answer(folder / f"{name}.pickle") for name in names if (folder / f"{name}.pickle").exists()
