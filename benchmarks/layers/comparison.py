@@ -103,10 +103,16 @@ def answer(path: Path) -> Answer:
 
 
 def _counts(trace: MemoryTrace, event: int, truth: str) -> bool:
-    """Whether an event allocates for a module: workspaces of libraries are everybody's."""
+    """Whether an event allocates for a module, and the truth knows for which.
+
+    Workspaces of libraries are everybody's. What FSDP2 gathers and reduces in backward it does ahead or
+    later, within a node of another module.
+    """
     if trace.events.kind[event] != Kind.ALLOC or truth[1:] == NOT_IN_A_GRAPH or not truth:
         return False
-    return bool(trace.events.category[event] != Category.WORKSPACE)
+    category = trace.events.category[event]
+    is_ahead = category == Category.COMMUNICATION and truth[0] == "B"
+    return bool(category != Category.WORKSPACE and not is_ahead)
 
 
 def _named(trace: MemoryTrace, event: int) -> str | None:

@@ -17,6 +17,7 @@ Wrap = Callable[[nn.Module], nn.Module]
 
 def in_process_group(wrap: Wrap, build: Callable[[], Built] = lambda: (Decoder(), token_loss)) -> Built:
     """Return a model that is wrapped on the GPU and trained for two steps; the truth is of the wrapper."""
+    net: Any
     net, loss_of = build()
 
     def train(_: Loss, truth: Any) -> None:
@@ -26,7 +27,7 @@ def in_process_group(wrap: Wrap, build: Callable[[], Built] = lambda: (Decoder()
         truth.watch(wrapped)
         truth.hold_parameters()
         optimizer = torch.optim.AdamW(wrapped.parameters())
-        for _ in range(2):
+        for _step in range(2):
             loss = loss_of(wrapped)
             truth.backward(loss)
             truth.step(optimizer)
@@ -47,7 +48,8 @@ def sharded(**options: Any) -> Wrap:
     def wrap(net: nn.Module) -> nn.Module:
         for block in getattr(net, "blocks", ()):
             fully_shard(block, **options)
-        return fully_shard(net, **options)
+        fully_shard(net, **options)  # in place
+        return net
 
     return wrap
 
@@ -63,7 +65,8 @@ class Images(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
             x = block(x)
-        return self.head(x.mean((2, 3)))
+        result: torch.Tensor = self.head(x.mean((2, 3)))
+        return result
 
 
 def images() -> Built:

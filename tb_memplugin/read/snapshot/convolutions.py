@@ -21,7 +21,8 @@ def freed_in_convolution(trace: MemoryTrace) -> Bool:
 
     Such a block is freed before the device allocates again, while the block just before it, of the same
     stack and another size, is alive. Where two convolutions of a line follow one another, as in
-    `second(first(x))`, the first is freed instead; what `first(x).add_(second(x))` adds has the result's size.
+    `second(first(x))`, the first is freed instead; what `first(x).add_(second(x))` adds has the size of
+    its result.
 
     Returns:
         bool, shape (allocations,).

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tb_memplugin.read.categories import numbered
 from tb_memplugin.read.snapshot.phases import next_event
 from tb_memplugin.read.snapshot.same_sizes import most_alive
 from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase
@@ -63,38 +64,43 @@ def deep_copies(trace: MemoryTrace, is_candidate: Bool) -> DeepCopies:
         is_candidate: shape (allocations,), whether no label and no frame names a block's category.
     """
     blocks = trace.allocations
-    marks = {text for text in distinct(trace.stacks) if _PARAMETER.fullmatch(text) or _TENSOR.fullmatch(text)}
-    stacks = [row for row, stack in enumerate(trace.stacks) if not marks.isdisjoint(stack)] if marks else []
-    copying = {row: _copying(trace.stacks[row], marks) for row in stacks}
+    copying = _copying_stacks(trace)
     rows = np.flatnonzero(is_candidate & np.isin(blocks.stack, list(copying)) & (blocks.born >= 0))
-    of_stack = [copying[row] for row in blocks.stack[rows].tolist()]
+    of_row = [copying[stack] for stack in blocks.stack[rows].tolist()]
     number: dict[object, int] = {}
     line, outer = (
-        np.array([number.setdefault(text, len(number)) for text in texts], np.intp)
-        for texts in ([copied.caller for copied in of_stack], [copied.outer for copied in of_stack])
+        np.array([number.setdefault(frames, len(number)) for frames in column], np.intp)
+        for column in ([copied.caller for copied in of_row], [copied.outer for copied in of_row])
     )
-    is_parameter = np.array([copied.is_parameter for copied in of_stack], bool)
-    in_state_dict = np.array([copied.in_state_dict for copied in of_stack], bool)
-    device = blocks.device[rows]
+    is_parameter = np.array([copied.is_parameter for copied in of_row], bool)
+    is_storage = np.array([copied.is_storage for copied in of_row], bool)
+    in_state_dict = np.array([copied.in_state_dict for copied in of_row], bool)
+    call = _calls(trace, rows, line)
+    pair = numbered(call, outer)
+    is_weight = np.isin(pair, pair[is_parameter])
+    columns = (rows, line, call, is_weight, is_parameter, in_state_dict & ~is_weight)
+    return DeepCopies(*(column[is_parameter | is_storage] for column in columns))
+
+
+def _calls(trace: MemoryTrace, rows: Int64, line: Rows) -> Rows:
+    """Return a number for each call of `copy.deepcopy`: blocks of one line with no others between them."""
+    device = trace.allocations.device[rows]
     alloc = np.flatnonzero(trace.events.kind == Kind.ALLOC)
     call = np.zeros(len(rows), np.intp)
-    count = 0
     for each in np.unique(device).tolist():
         mine = np.flatnonzero(device == each)
-        at = np.searchsorted(alloc[trace.events.device[alloc] == each], blocks.born[rows[mine]])
+        at = np.searchsorted(alloc[trace.events.device[alloc] == each], trace.allocations.born[rows[mine]])
         is_next = (np.diff(at) == 1) & (np.diff(line[mine]) == 0)
-        call[mine] = count + np.concatenate(([0], np.cumsum(~is_next)))
-        count = int(call[mine[-1]]) + 1
-    keeps = np.array([copied.is_parameter or copied.is_storage for copied in of_stack], bool)
-    beside = {*zip(call[is_parameter].tolist(), outer[is_parameter].tolist(), strict=True)}
-    is_weight = np.array([pair in beside for pair in zip(call.tolist(), outer.tolist(), strict=True)], bool)
-    columns = (rows, line, call, is_weight, is_parameter, in_state_dict & ~is_weight)
-    return DeepCopies(*(column[keeps] for column in columns))
+        call[mine] = np.concatenate(([0], np.cumsum(~is_next)))
+    return numbered(device, call)
 
 
 @dataclass(frozen=True, slots=True)
 class _Copying:
-    """A tensor's deep copy: of its storage, or else a tensor without elements that receives the copy."""
+    """A stack in which a tensor is copied: its storage, or else a tensor without elements that receives it.
+
+    `outer` are the frames outside of `__deepcopy__`, and `caller` those outside of copy.py.
+    """
 
     is_parameter: bool
     is_storage: bool
@@ -103,15 +109,31 @@ class _Copying:
     caller: tuple[str, ...]
 
 
-def _copying(stack: Sequence[str], marks: set[str]) -> _Copying:
-    """Return what a stack says of the tensor that is deep-copied in the innermost of the marked frames."""
-    at = next(row for row, text in enumerate(stack) if text in marks)
-    outer = tuple(text for text in stack[at + 1 :] if read_frame(text).is_python)
-    last = max((row for row, text in enumerate(outer) if _COPYING.fullmatch(text)), default=-1)
-    functions = [text.partition(" ")[0] for text in outer[: last + 1]]
-    is_parameter = bool(_PARAMETER.fullmatch(stack[at]))
-    is_storage = any(map(_STORAGE.fullmatch, stack[:at]))
-    return _Copying(is_parameter, is_storage, functions == _OF_STATE_DICT, outer, outer[last + 1 :])
+def _copying_stacks(trace: MemoryTrace) -> dict[int, _Copying]:
+    """Return what the stacks (by row) say in which a tensor is copied, by the innermost `__deepcopy__`."""
+    texts = distinct(trace.stacks)
+    parameter = {text for text in texts if _PARAMETER.fullmatch(text)}
+    marks = parameter | {text for text in texts if _TENSOR.fullmatch(text)}
+    if not marks:
+        return {}
+    copying = {text for text in texts if _COPYING.fullmatch(text)}
+    storage = {text for text in texts if _STORAGE.fullmatch(text)}
+    python = {text for text in texts if read_frame(text).is_python}
+    result: dict[int, _Copying] = {}
+    for row, stack in enumerate(trace.stacks):
+        at = next((at for at, text in enumerate(stack) if text in marks), None)
+        if at is None:
+            continue
+        outer = tuple(text for text in stack[at + 1 :] if text in python)
+        last = max((at for at, text in enumerate(outer) if text in copying), default=-1)
+        result[row] = _Copying(
+            is_parameter=stack[at] in parameter,
+            is_storage=not storage.isdisjoint(stack[:at]),
+            in_state_dict=[text.partition(" ")[0] for text in outer[: last + 1]] == _OF_STATE_DICT,
+            outer=outer,
+            caller=outer[last + 1 :],
+        )
+    return result
 
 
 def of_weights(trace: MemoryTrace, copies: DeepCopies, category: UInt8, phase: UInt8) -> UInt8:
@@ -119,6 +141,7 @@ def of_weights(trace: MemoryTrace, copies: DeepCopies, category: UInt8, phase: U
 
     A copy is trained if more gradients of its size are alive at once than other parameters, and it is the
     model's own if its original is gone when the next forward begins, as the first of `[deepcopy(layer) ...]`.
+    All calls of a line are as its first.
 
     Args:
         category: the category of each allocation as far as it is known.
@@ -133,20 +156,18 @@ def of_weights(trace: MemoryTrace, copies: DeepCopies, category: UInt8, phase: U
         forwards = np.flatnonzero((trace.events.device == device) & (phase == Phase.FORWARD))
         trained = _trained(trace, copies, mine, category, here)
         others = here[np.isin(category[here], _ORIGINALS)]
-        for call in np.unique(copies.call[mine]).tolist():
-            of_call = mine[copies.call[mine] == call]
-            line = int(copies.line[of_call[0]])
+        for line in np.unique(copies.line[mine]).tolist():
+            of_line = mine[copies.line[mine] == line]
             if line in trained:
-                result[of_call] = trained[line]
+                result[of_line] = trained[line]
                 continue
-            own = copies.row[copies.line == line]
-            begun = int(next_event(forwards, int(blocks.born[copies.row[of_call]].max()), len(trace.events)))
-            first = int(blocks.born[copies.row[of_call]].min())
-            older = others[(blocks.born[others] < first) & (blocks.freed[others] >= begun)]
-            originals = Counter(blocks.bytes[np.setdiff1d(older, own)].tolist())
-            copied = Counter(blocks.bytes[copies.row[of_call]].tolist())
-            result[of_call] = Category.PARAMETER_COPY if copied <= originals else Category.PARAMETER
-        _state_dicts(trace, copies, category, here, result)
+            first = copies.row[of_line[copies.call[of_line] == copies.call[of_line[0]]]]
+            begun = int(next_event(forwards, int(blocks.born[first[-1]]), len(trace.events)))
+            kept = others[(blocks.born[others] < blocks.born[first[0]]) & (blocks.freed[others] >= begun)]
+            has_originals = Counter(blocks.bytes[first].tolist()) <= Counter(blocks.bytes[kept].tolist())
+            result[of_line] = Category.PARAMETER_COPY if has_originals else Category.PARAMETER
+        in_dict = np.flatnonzero(copies.in_state_dict & (blocks.device[copies.row] == device))
+        result[in_dict[_of_all_weights(trace, copies, in_dict, category, here)]] = Category.PARAMETER_COPY
     return result
 
 
@@ -192,28 +213,35 @@ def _total(sizes: Counter[int]) -> int:
     return sum(size * count for size, count in sizes.items())
 
 
-def _state_dicts(trace: MemoryTrace, copies: DeepCopies, category: UInt8, here: Rows, result: UInt8) -> None:
-    """Set deep copies of state dicts that have the sizes of all parameters and buffers to `PARAMETER_COPY`.
+def _of_all_weights(trace: MemoryTrace, copies: DeepCopies, mine: Rows, category: UInt8, here: Rows) -> Bool:
+    """Return a mask of deep copies of state dicts that have the sizes of all parameters and buffers.
 
     All are those of the device, or those that one call, as of `model.to`, moved there.
+
+    Args:
+        mine: rows of `copies`, those of one device that were in ordered dictionaries.
+        here: the allocations of the device.
     """
     blocks = trace.allocations
-    mine = np.flatnonzero(copies.in_state_dict & np.isin(copies.row, here))
-    parameters = here[category[here] == Category.PARAMETER]
+    mask = np.zeros(len(mine), bool)
+    parameters = here[category[here] == Category.PARAMETER] if len(mine) else here[:0]
+    callers: dict[tuple[str, ...], int] = {(): 0}
+    moved_by = {
+        stack: callers.setdefault(_mover(trace.stack(stack)), len(callers))
+        for stack in np.unique(blocks.stack[parameters]).tolist()
+    }
+    mover = np.array([moved_by[stack] for stack in blocks.stack[parameters].tolist()], np.intp)
     for call in np.unique(copies.call[mine]).tolist():
-        of_call = mine[copies.call[mine] == call]
-        rows = copies.row[of_call]
-        first = blocks.born[rows].min()
-        alive = parameters[(blocks.born[parameters] < first) & (blocks.freed[parameters] > first)]
+        of_call = copies.call[mine] == call
+        rows = copies.row[mine[of_call]]
+        first = blocks.born[rows[0]]
+        is_alive = (blocks.born[parameters] < first) & (blocks.freed[parameters] > first)
         copied = Counter(blocks.bytes[rows].tolist())
-        moved_by = [_mover(trace.stack(int(stack))) for stack in blocks.stack[alive].tolist()]
-        for mover in (None, *{text for text in moved_by if text}):
-            is_own = np.array([mover is None or text == mover for text in moved_by], bool)
-            weights = Counter(blocks.bytes[alive[is_own]].tolist())
+        for is_own in (is_alive, *(is_alive & (mover == each) for each in np.unique(mover[mover > 0]))):
+            weights = Counter(blocks.bytes[parameters[is_own]].tolist())
             least = (1 - MOST_OUTSIDE) * _total(weights)
-            if len(rows) >= FEWEST and copied <= weights and _total(copied) >= least:
-                result[of_call] = Category.PARAMETER_COPY
-                break
+            mask[of_call] |= len(rows) >= FEWEST and copied <= weights and _total(copied) >= least
+    return mask
 
 
 def _mover(stack: Sequence[str]) -> tuple[str, ...]:
