@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from itertools import pairwise
 
 import numpy as np
 
@@ -56,6 +57,10 @@ class DeepCopies:
     is_parameter: Bool
     in_state_dict: Bool
 
+    def only(self, mask: Bool) -> DeepCopies:
+        """Return the copies of a mask."""
+        return DeepCopies(*(getattr(self, column.name)[mask] for column in fields(self)))
+
 
 def deep_copies(trace: MemoryTrace, is_candidate: Bool) -> DeepCopies:
     """Return the deep copies of parameters and tensors.
@@ -66,20 +71,27 @@ def deep_copies(trace: MemoryTrace, is_candidate: Bool) -> DeepCopies:
     blocks = trace.allocations
     copying = _copying_stacks(trace)
     rows = np.flatnonzero(is_candidate & np.isin(blocks.stack, list(copying)) & (blocks.born >= 0))
-    of_row = [copying[stack] for stack in blocks.stack[rows].tolist()]
     number: dict[object, int] = {}
-    line, outer = (
-        np.array([number.setdefault(frames, len(number)) for frames in column], np.intp)
-        for column in ([copied.caller for copied in of_row], [copied.outer for copied in of_row])
-    )
-    is_parameter = np.array([copied.is_parameter for copied in of_row], bool)
-    is_storage = np.array([copied.is_storage for copied in of_row], bool)
-    in_state_dict = np.array([copied.in_state_dict for copied in of_row], bool)
+    columns = np.array(
+        [
+            (
+                number.setdefault(copied.caller, len(number)),
+                number.setdefault(copied.outer, len(number)),
+                copied.is_parameter,
+                copied.is_storage,
+                copied.in_state_dict,
+            )
+            for copied in copying.values()
+        ],
+        np.intp,
+    ).reshape(-1, 5)[np.searchsorted(list(copying), blocks.stack[rows])]
+    line, outer = columns[:, 0], columns[:, 1]
+    is_parameter, is_storage, in_state_dict = columns[:, 2:].astype(bool).T
     call = _calls(trace, rows, line)
     pair = numbered(call, outer)
     is_weight = np.isin(pair, pair[is_parameter])
-    columns = (rows, line, call, is_weight, is_parameter, in_state_dict & ~is_weight)
-    return DeepCopies(*(column[is_parameter | is_storage] for column in columns))
+    every = DeepCopies(rows, line, call, is_weight, is_parameter, in_state_dict & ~is_weight)
+    return every.only(is_parameter | is_storage)
 
 
 def _calls(trace: MemoryTrace, rows: Int64, line: Rows) -> Rows:
@@ -231,17 +243,26 @@ def _of_all_weights(trace: MemoryTrace, copies: DeepCopies, mine: Rows, category
         for stack in np.unique(blocks.stack[parameters]).tolist()
     }
     mover = np.array([moved_by[stack] for stack in blocks.stack[parameters].tolist()], np.intp)
-    for call in np.unique(copies.call[mine]).tolist():
-        of_call = copies.call[mine] == call
-        rows = copies.row[mine[of_call]]
-        first = blocks.born[rows[0]]
-        is_alive = (blocks.born[parameters] < first) & (blocks.freed[parameters] > first)
-        copied = Counter(blocks.bytes[rows].tolist())
-        for is_own in (is_alive, *(is_alive & (mover == each) for each in np.unique(mover[mover > 0]))):
-            weights = Counter(blocks.bytes[parameters[is_own]].tolist())
-            least = (1 - MOST_OUTSIDE) * _total(weights)
-            mask[of_call] |= len(rows) >= FEWEST and copied <= weights and _total(copied) >= least
+    rows = copies.row[mine]
+    bounds = np.flatnonzero(np.diff(copies.call[mine], prepend=-1, append=-1)).tolist()
+    changes = np.sort(np.concatenate((blocks.born[parameters], blocks.freed[parameters])))
+    known: dict[tuple[int, bytes], bool] = {}  # by what changed of the parameters until then, and the sizes
+    for start, end in pairwise(bounds):
+        first, size = blocks.born[rows[start]], blocks.bytes[rows[start:end]]
+        key = int(np.searchsorted(changes, first)), size.tobytes()
+        if key not in known:
+            is_alive = (blocks.born[parameters] < first) & (blocks.freed[parameters] > first)
+            groups = (is_alive, *(is_alive & (mover == each) for each in np.unique(mover[mover > 0])))
+            weights = [Counter(blocks.bytes[parameters[is_own]].tolist()) for is_own in groups]
+            known[key] = any(_is_whole(Counter(size.tolist()), of_model) for of_model in weights)
+        mask[start:end] = known[key]
     return mask
+
+
+def _is_whole(copied: Counter[int], weights: Counter[int]) -> bool:
+    """Whether some sizes are those of all weights of a model, apart from small buffers."""
+    least = (1 - MOST_OUTSIDE) * _total(weights)
+    return copied.total() >= FEWEST and copied <= weights and _total(copied) >= least
 
 
 def _mover(stack: Sequence[str]) -> tuple[str, ...]:
