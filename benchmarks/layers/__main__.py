@@ -17,12 +17,13 @@ def record(folder: Path, chosen: list[str]) -> None:
     """Record programs, each in a process of its own, which begins after the imports."""
     # Native frames are named by the library that has them: debug information is not read.
     os.environ |= {"TORCH_DISABLE_ADDR2LINE": "1", "TORCH_SYMBOLIZE_MODE": "dladdr"}
+    from benchmarks.layers.distributed import DISTRIBUTED
     from benchmarks.layers.odd import ODD
     from benchmarks.layers.programs import NEW, PROGRAMS
     from benchmarks.layers.recording import record
     from benchmarks.layers.unseen import UNSEEN
 
-    every = PROGRAMS | NEW | UNSEEN | ODD
+    every = PROGRAMS | NEW | UNSEEN | ODD | DISTRIBUTED
     for name in chosen or every:
         path = folder / f"{name}.pickle"
         _in_a_process(partial(record, every[name], path, "all"))

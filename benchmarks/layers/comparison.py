@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.layers.distributed import DISTRIBUTED
 from benchmarks.layers.odd import ODD
 from benchmarks.layers.programs import NEW, PROGRAMS
 from benchmarks.layers.unseen import UNSEEN
@@ -64,7 +65,8 @@ class Answer:
 def compare(folder: Path, chosen: list[str]) -> None:
     """Print the tables for the programs that were recorded in a folder."""
     every: list[Answer] = []
-    for title, programs in (("Looked at", PROGRAMS), ("New", NEW), ("Unseen", UNSEEN), ("Odd", ODD)):
+    groups = {"Looked at": PROGRAMS, "New": NEW, "Unseen": UNSEEN, "Odd": ODD, "Distributed": DISTRIBUTED}
+    for title, programs in groups.items():
         names = [name for name in programs if not chosen or name in chosen]
         answers = [
             answer(folder / f"{name}.pickle") for name in names if (folder / f"{name}.pickle").exists()
@@ -101,10 +103,16 @@ def answer(path: Path) -> Answer:
 
 
 def _counts(trace: MemoryTrace, event: int, truth: str) -> bool:
-    """Whether an event allocates for a module: workspaces of libraries are everybody's."""
+    """Whether an event allocates for a module, and the truth knows for which.
+
+    Workspaces of libraries are everybody's. What FSDP2 gathers and reduces in backward it does ahead or
+    later, within a node of another module.
+    """
     if trace.events.kind[event] != Kind.ALLOC or truth[1:] == NOT_IN_A_GRAPH or not truth:
         return False
-    return bool(trace.events.category[event] != Category.WORKSPACE)
+    category = trace.events.category[event]
+    is_ahead = category == Category.COMMUNICATION and truth[0] == "B"
+    return bool(category != Category.WORKSPACE and not is_ahead)
 
 
 def _named(trace: MemoryTrace, event: int) -> str | None:

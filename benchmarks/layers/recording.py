@@ -38,10 +38,17 @@ class Truth:
         self._tensors: list[list[tuple[int, str]]] = []
 
     def watch(self, model: nn.Module) -> None:
+        """Name the modules and parameters of a model; those of a wrapper replace those of what it wraps."""
+        owner: dict[torch.Tensor, str] = {}
         for fqn, module in model.named_modules():
-            self._fqn.setdefault(id(module), fqn)
+            self._fqn[id(module)] = fqn
             for parameter in module.parameters(recurse=False):
-                self._owner.setdefault(parameter, fqn)  # of the modules that share one, the first
+                owner.setdefault(parameter, fqn)  # of the modules that share one, the first
+        self._owner |= owner
+
+    def hold_parameters(self) -> None:
+        """Name the parameters where they are now: they may have been allocated by what wraps the model."""
+        self._mark(PARAMETER, ((parameter, parameter) for parameter in self._owner))
 
     def call(self, kind: str, module: nn.Module, run: Callable[[], Any]) -> Any:
         fqn = self._fqn.get(id(module))
@@ -99,7 +106,10 @@ class Truth:
             [
                 (local(x).untyped_storage().data_ptr(), kind + self._owner[parameter])
                 for parameter, x in tensors
-                if torch.is_tensor(x) and x.is_cuda and parameter in self._owner
+                if torch.is_tensor(x)
+                and x.is_cuda
+                and parameter in self._owner
+                and _fills_its_storage(local(x))
             ]
         )
         torch.cuda.memory._set_memory_metadata("")
@@ -137,6 +147,11 @@ def _sequence() -> int:
     with torch.enable_grad():
         node: Any = (torch.zeros(1, requires_grad=True) + 0).grad_fn
     return int(node._sequence_nr())
+
+
+def _fills_its_storage(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is no part of a larger block, as a gradient in a bucket is."""
+    return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 
 def local(tensor: Any) -> torch.Tensor:

@@ -68,6 +68,13 @@ def closure():
 for _ in range(3):
     optimizer.step(closure)
 """
+CONVOLUTION = """
+import torch
+net = torch.nn.Conv2d(64, 64, 3).cuda()
+for _ in range(4):
+    with torch.no_grad():
+        net(torch.randn(8, 64, 64, 64, device="cuda"))
+"""
 
 
 def breakdowns(program: str, tmp_path: Path) -> tuple[Counter[str], Counter[str]]:
@@ -97,3 +104,15 @@ def test_categories_that_are_inferred_are_those_that_are_known(name: str, tmp_pa
 def test_workspaces_are_known_where_a_line_that_runs_once_has_the_first(tmp_path: Path) -> None:
     _, history = breakdowns(SEARCH, tmp_path)
     assert history["workspace"] == 64 * MIB
+
+
+@needs_cuda
+def test_the_workspace_of_a_convolution_is_temporary(tmp_path: Path) -> None:
+    """It has at least the input in another layout; the result stays."""
+    script = tmp_path / "run.py"
+    script.write_text(CONVOLUTION, "utf-8")
+    history = ENGINES["runtime"](read_program([str(script)]), GpuSpec.named("h100"), steps=3).estimate
+    breakdown = dict(history.breakdown)
+    assert breakdown["activation"] == 8 * 64 * 62 * 62 * 4
+    assert breakdown["temporary"] >= 8 * 64 * 64 * 64 * 4
+    assert breakdown["input"] == 8 * 64 * 64 * 64 * 4

@@ -62,7 +62,7 @@ def parameter_copies(judged: Judged) -> Result:
     copies = (category == Category.PARAMETER_COPY) & blocks.at_peak
     if copies.any():
         saved = _saved(blocks, copies, category)
-        return _result(judged, copies, "that the recorder saw to be copies", saved)
+        return _result(judged, copies, "that are known to be copies", saved)
     if not ((category == Category.PARAMETER) & blocks.at_peak).any():
         return NotJudged("The recording does not tell parameters apart from other memory.")
     copies, how = _repeated(judged, category)

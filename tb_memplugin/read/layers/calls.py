@@ -170,7 +170,7 @@ class Calls:
         """A stack (its row) released a block: what it no longer contains has returned."""
         stack = self._stacks[row]
         every = self._frames.all
-        while len(stack) > 1 and every[stack[-1]].role in (Role.CALL, Role.HOOKS):  # its callee has returned
+        if len(stack) > 1 and every[stack[-1]].role == Role.CALL:  # its callee has returned, and so has it
             stack = stack[:-1]
         opened = self._threads.setdefault(every[stack[0]].function, [])
         shared, is_sure = self._shared(opened, stack, is_free=True)

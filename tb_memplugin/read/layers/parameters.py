@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise, takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -315,8 +315,9 @@ def match_moved(moved: Sequence[Moved], gradients: Sequence[Gradient], every: li
     Args:
         every: as for `match_state`.
     """
+    depths = _depths_when_moved(moved, gradients)
     match = _matched(
-        [(depth_of(gradient), gradient.size) for gradient in gradients],
+        [(depth, gradient.size) for depth, gradient in zip(depths, gradients, strict=True)],
         [(tensor.depth, tensor.size) for tensor in moved],
         [gradient.call for gradient in gradients],
         every,
@@ -335,6 +336,26 @@ def match_moved(moved: Sequence[Moved], gradients: Sequence[Gradient], every: li
     return owner
 
 
+def _depths_when_moved(moved: Sequence[Moved], gradients: Sequence[Gradient]) -> list[int]:
+    """Return how many `_apply` were open when the parameter of each gradient was moved.
+
+    A model may be moved before it is wrapped, as by `DistributedDataParallel`. So as many of the modules
+    around all gradients are left out as make the most parameters fit, and none if none is better.
+    """
+    depths = list(map(depth_of, gradients))
+    levels = zip(*(_place(gradient.call) for gradient in gradients), strict=False)
+    around = takewhile(lambda level: len(set(level)) == 1, levels)
+    wrapping = [0, *accumulate(level[0][1].count(".") + 1 for level in around)]
+    tensors = Counter((tensor.depth, tensor.size) for tensor in moved)
+
+    def fitting(left_out: int) -> int:
+        pairs = zip(depths, gradients, strict=True)
+        return (Counter((depth - left_out, each.size) for depth, each in pairs) & tensors).total()
+
+    left_out = max(wrapping, key=fitting)  # the first of those that are equally good
+    return [depth - left_out for depth in depths]
+
+
 def complete_loops(
     moved: Sequence[Moved], gradients: Sequence[Gradient], owner: Container[int]
 ) -> set[tuple[str, tuple[int, ...]]]:
@@ -347,12 +368,12 @@ def complete_loops(
     """
     lost = {(tensor.depth, tensor.size) for tensor in moved if tensor.event not in owner}
     loops: dict[tuple[str, tuple[int, ...]], bool] = {}
-    for gradient in gradients:
+    for depth, gradient in zip(_depths_when_moved(moved, gradients), gradients, strict=True):
         inner = gradient.call
         while inner.parent is not None:
             if inner.may_skip:
                 loop = (inner.parent.fqn(), inner.site)
-                has_owner = (depth_of(gradient), gradient.size) not in lost
+                has_owner = (depth, gradient.size) not in lost
                 loops[loop] = loops.get(loop, bool(moved)) and has_owner
             inner = inner.parent
     return {loop for loop, skipped_none in loops.items() if skipped_none}

@@ -17,9 +17,11 @@ import numpy as np
 
 from tb_memplugin.read.categories import category_of
 from tb_memplugin.read.snapshot.between_phases import reasons_between_phases
+from tb_memplugin.read.snapshot.convolutions import freed_in_convolution
 from tb_memplugin.read.snapshot.frame_marks import UNDECIDED, Mark, judged, mark_of
 from tb_memplugin.read.snapshot.phases import EventPhases, event_phases, next_event
 from tb_memplugin.read.snapshot.same_sizes import by_sizes
+from tb_memplugin.read.snapshot.weight_copies import deep_copies, of_weights
 from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase, Reason
 from tb_memplugin.trace.frames import distinct
 from tb_memplugin.trace.labels import JOIN, fields_of
@@ -119,6 +121,8 @@ def classify(trace: MemoryTrace) -> Classified:
     reason = _REASON_OF[category]
     saved = (category == Category.ACTIVATION) & (born.phase == Phase.OTHER)
     reason[saved] = Reason.FREED_BY_AUTOGRAD
+    in_operator = freed_in_convolution(trace) & np.isin(category, (Category.ACTIVATION, Category.RECOMPUTED))
+    category[in_operator], reason[in_operator] = Category.TEMPORARY, Reason.FREED_IN_OPERATOR
     certain = np.zeros(len(blocks), bool)
     trains = _has_backward(trace, phase)[blocks.device]
     of_frames = np.where((born.category == Category.CACHE) & trains, Category.UNKNOWN, born.category)
@@ -129,13 +133,18 @@ def classify(trace: MemoryTrace) -> Classified:
         is_known = named != Category.UNKNOWN
         category[is_known], reason[is_known] = named[is_known], why
         certain |= is_known
-    rows, why_between = reasons_between_phases(
-        trace, np.isin(born.mark, UNDECIDED), born.phase, phase, category
-    )
+    copies = deep_copies(trace, ~certain)
+    weights = copies.row[copies.is_weight]
+    category[weights], reason[weights] = Category.UNKNOWN, Reason.NO_RULE
+    is_silent = np.isin(born.mark, UNDECIDED)
+    is_silent[weights] = False
+    rows, why_between = reasons_between_phases(trace, is_silent, born.phase, phase, category)
     reason[rows], category[rows] = why_between, category_of(why_between)
     compared = by_sizes(trace, category, certain, phase, phases.ends_step)
+    compared[copies.row] = of_weights(trace, copies, compared, phase)
     changed = compared != category
     reason[changed] = Reason.SAME_SIZES
+    reason[weights[changed[weights]]] = Reason.FRAMES
     reason[changed & (compared == Category.WORKSPACE)] = Reason.SIZE
     columns = np.full((2, len(phase)), [[Category.UNKNOWN], [Reason.NOT_RECORDED]], np.uint8)
     first = len(trace.start)

@@ -171,7 +171,7 @@ def _with_gradients(trace: MemoryTrace, category: UInt8, phase: UInt8, rows: Int
     gradients = np.flatnonzero((category == Category.GRADIENT) & (blocks.device == device))
     if len(gradients) < FEWEST or not len(rows):
         return rows[:0]
-    moment = _most_alive(blocks.born[gradients], blocks.freed[gradients], len(phase))
+    moment = most_alive(blocks.born[gradients], blocks.freed[gradients], len(phase))
     gradients = gradients[(blocks.born[gradients] <= moment) & (blocks.freed[gradients] > moment)]
     begun = np.flatnonzero((phase == Phase.BACKWARD) & (trace.events.device == device))
     backward = int(begun[0]) if len(begun) else 0
@@ -185,7 +185,7 @@ def _with_gradients(trace: MemoryTrace, category: UInt8, phase: UInt8, rows: Int
     return unknown
 
 
-def _most_alive(born: Int64, freed: Int64, events: int) -> int:
+def most_alive(born: Int64, freed: Int64, events: int) -> int:
     """Return the event after which the largest number of the blocks are alive."""
     change = np.bincount(born + 1, minlength=events + 2) - np.bincount(freed + 1, minlength=events + 2)
     return int(np.argmax(np.cumsum(change))) - 1
