@@ -147,10 +147,11 @@ class Guard:
         with _lock:  # a thread may log the same fault at the same time
             if {message, kind, own} & self._logged or not self.logger.isEnabledFor(logging.WARNING):
                 return
+            was_late = f"late {kind}" in self._logged
             self._logged |= {message, own}
             if once.startswith((_FILE_SYSTEM, TRACKER)):
-                other = _logged_by.get(once, self)
-                if other._loss != self._loss:  # a handler's, where a monitor writes beside it
+                other = _logged_by.get(once, self)  # a handler's, where a monitor writes beside it
+                if other._loss != self._loss and not was_late:
                     return
                 if not is_late:
                     _logged_by[once] = self
