@@ -142,16 +142,14 @@ class Guard:
 
     def warn(self, message: str, *, once: str = "", is_late: bool = False) -> None:
         """Log a warning, once per message, or once per `once` where it is given. `is_late`: see `end`."""
-        kind = once or message
-        own = f"late {kind}" if is_late else kind
+        keys = {message, once or message}
         with _lock:  # a thread may log the same fault at the same time
-            if {message, kind, own} & self._logged or not self.logger.isEnabledFor(logging.WARNING):
+            if keys & self._logged or not self.logger.isEnabledFor(logging.WARNING):
                 return
-            was_late = f"late {kind}" in self._logged
-            self._logged |= {message, own}
+            self._logged |= keys
             if once.startswith((_FILE_SYSTEM, TRACKER)):
-                other = _logged_by.get(once, self)  # a handler's, where a monitor writes beside it
-                if other._loss != self._loss and not was_late:
+                other = _logged_by.get(once, self)
+                if other._loss != self._loss:  # a handler's, where a monitor writes beside it
                     return
                 if not is_late:
                     _logged_by[once] = self

@@ -336,7 +336,7 @@ class _Stream:
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
         self._not_before = 0.0
-        self._is_announced = self._is_last = False
+        self._is_announced = False
         self.joins = False
 
     def stepped(self) -> None:
@@ -365,7 +365,6 @@ class _Stream:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         if self._recording.waiting():  # the thread failed
-            self._is_last = True
             self.write(even_unused=True)
         call_all(self._recording.close, *([self._writer.close] if self._writer is not None else []))
 
@@ -411,10 +410,9 @@ class _Stream:
                         with suppress(Exception):
                             say_where(self._logdir, "figures of steps", self._guard.logger)
             except BaseException as error:
-                waiting = len(self._recording.waiting())
                 if isinstance(error, UnsettledError):
                     self._recording.forget(part)  # the writer keeps it
-                self._refuse(error, f"{waiting:,} steps")
+                self._refuse(error)
 
     def _write(self, rows: Sequence[MonitoredStep]) -> None:
         if self._writer is None:
@@ -429,10 +427,13 @@ class _Stream:
             notes.append(Note(_JOINED, STEPS_JOINED))
         self._writer.write(figures_of(rows, self._recording.counters, notes))
 
-    def _refuse(self, error: BaseException, steps: str = "steps") -> None:
-        is_late = not (self._is_last or isinstance(error, UnflushedError))
+    def _refuse(self, error: BaseException) -> None:
+        is_late = not isinstance(error, UnflushedError)
         if isinstance(error, OSError):
-            fate = "They will be written later; the training continues" if is_late else "They are lost"
-            why = f"Figures of {steps} could not be written: {error.strerror or error}. {fate}."
-            error = refusal(self._logdir, error, why)
+            error = refusal(
+                self._logdir,
+                error,
+                f"Figures of steps could not be written: {error.strerror or error}. They will be written "
+                "later, if that succeeds before the training ends, which continues.",
+            )
         self._guard.end(self._logdir, error, loss=_NOT_WRITTEN, is_late=is_late)
