@@ -485,6 +485,6 @@ monitor.flush()
 monitor.close()
 """
     said = full_disk.run(code, str(tmp_path)).stderr
-    assert "Figures of 5 steps could not be written: File too large. They are tried again" in said
+    assert "Figures of steps could not be written: File too large. They are tried again" in said
     assert "what is not taken by then is lost" in said
     assert said.count("could not be written") == 1

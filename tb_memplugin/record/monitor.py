@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tb_memplugin.errors import MemPluginError, UnflushedError
+from tb_memplugin.errors import MemPluginError
 from tb_memplugin.logs import instance_logger, say_where
 from tb_memplugin.record.arguments import default_worker_name
 from tb_memplugin.record.guard import Ending, Guard, call_all, ends_program, guarded
@@ -340,7 +340,7 @@ class _Stream:
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
         self._not_before = 0.0
-        self._is_announced = self._is_last = False
+        self._is_announced = False
         self.joins = False
 
     def stepped(self) -> None:
@@ -369,7 +369,6 @@ class _Stream:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         if self._recording.waiting():  # the thread failed
-            self._is_last = True
             self.write(even_unused=True)
         call_all(self._recording.close, *([self._writer.close] if self._writer is not None else []))
 
@@ -415,10 +414,9 @@ class _Stream:
                         with suppress(Exception):
                             say_where(self._logdir, "figures of steps", self._guard.logger)
             except BaseException as error:
-                waiting = len(self._recording.waiting())
                 if isinstance(error, UnsettledError):
                     self._recording.forget(part)  # the writer keeps it
-                self._refuse(error, f"{waiting:,} steps")
+                self._refuse(error)
 
     def _write(self, rows: Sequence[MonitoredStep]) -> None:
         if self._writer is None:
@@ -433,10 +431,8 @@ class _Stream:
             notes.append(Note(_JOINED, STEPS_JOINED))
         self._writer.write(figures_of(rows, self._recording.counters, notes))
 
-    def _refuse(self, error: BaseException, steps: str = "steps") -> None:
-        is_late = not (self._is_last or isinstance(error, UnflushedError))
+    def _refuse(self, error: BaseException) -> None:
         if isinstance(error, OSError):
-            fate = _TRIED_AGAIN if is_late else "They are lost."
-            why = f"Figures of {steps} could not be written: {error.strerror or error}. {fate}"
+            why = f"Figures of steps could not be written: {error.strerror or error}. {_TRIED_AGAIN}"
             error = refusal(self._logdir, error, why)
         self._guard.end(self._logdir, error, loss=_NOT_WRITTEN)
