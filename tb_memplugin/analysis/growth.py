@@ -115,8 +115,8 @@ def _finding(
         where=rows[0].where or Where("allocations"),
         what_to_do=(
             f"Find what still holds these tensors after the step, {_STORE} A cache or queue that is still "
-            "filling up looks the same at first, but stops growing later: to find out, record more than these "
-            f"{growing[0].of_steps} steps."
+            "filling up looks the same at first, but stops growing later: to find out, record more than "
+            f"these {growing[0].of_steps} steps."
         ),
         levels=tuple(trace.live(device)[bounds].tolist()),
     )
