@@ -21,7 +21,7 @@ from tb_memplugin.analysis.source_lines import (
     runs_library_model,
     stacks_in_use,
 )
-from tb_memplugin.analysis.steps import HighestStep, highest_step
+from tb_memplugin.analysis.steps import HighestStep, highest_step, step_on
 from tb_memplugin.analysis.sums import groups
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.trace import MemoryTrace
@@ -146,12 +146,14 @@ class StepBlocks:
 class Judged:
     """A device (its row) of a trace that the rules judge. What several of them need is computed once.
 
-    `step` is the step in which it has its highest peak. `_shared` is that of all devices of the trace.
+    `step` is the step of the row `step_row` or, without one, that in which the device has its highest peak.
+    `_shared` is that of all devices of the trace.
     """
 
     trace: MemoryTrace
     device: int
     _shared: dict[object, Any] = field(default_factory=dict, repr=False)
+    step_row: int | None = None
 
     @property
     def name(self) -> str:
@@ -160,7 +162,9 @@ class Judged:
 
     @cached_property
     def step(self) -> HighestStep:
-        """The step in which the device has its highest peak."""
+        """The step that is judged."""
+        if self.step_row is not None:
+            return step_on(self.trace, self.device, self.step_row)
         return highest_step(self.trace, self.device)
 
     @cached_property
@@ -177,17 +181,23 @@ class Judged:
     @property
     def window(self) -> StepBlocks:
         """The blocks of all steps."""
-        return self.blocks if len(self.trace.steps) == 1 else self.result(_window_blocks)
+        is_single = len(self.trace.steps) == 1
+        return self.blocks if is_single else self.beside(self.device).result(_window_blocks)
 
     def beside(self, device: int) -> Judged:
-        """Return another device of the trace."""
+        """Return a device of the trace, in the step in which it has its highest peak."""
         return Judged(self.trace, device, self._shared)
 
+    def in_step(self, row: int) -> Judged:
+        """Return the device in another step (its row)."""
+        return Judged(self.trace, self.device, self._shared, row)
+
     def result(self, rule: Callable[[Judged], T]) -> T:
-        """Return what a rule says of the device."""
-        if (rule, self.device) not in self._shared:
-            self._shared[rule, self.device] = rule(self)
-        result: T = self._shared[rule, self.device]
+        """Return what a rule says of the device in this step."""
+        key = rule, self.device, self.step_row
+        if key not in self._shared:
+            self._shared[key] = rule(self)
+        result: T = self._shared[key]
         return result
 
     def finding(

@@ -114,10 +114,9 @@ def _finding(
         evidence=tuple(rows),
         where=rows[0].where or Where("allocations"),
         what_to_do=(
-            "Find what still holds these tensors after the step, such as a list of losses or outputs, and "
-            "store loss.item() or tensor.detach() instead. A cache or queue that is still filling up looks "
-            "the same at first, but stops growing later: to find out, record more than these "
-            f"{growing[0].of_steps} steps."
+            f"Find what still holds these tensors after the step, {_STORE} A cache or queue that is still "
+            "filling up looks the same at first, but stops growing later: to find out, record more than "
+            f"these {growing[0].of_steps} steps."
         ),
         levels=tuple(trace.live(device)[bounds].tolist()),
     )
@@ -315,9 +314,8 @@ def _finding_across(
         ),
         where=Where("allocations", (("step", str(last.step)), ("listed", "lifetime"))),
         what_to_do=(
-            "Find what still holds tensors after their step, such as a list of losses or outputs, and store "
-            "loss.item() or tensor.detach() instead. The places listed here kept memory in every window, "
-            "which is not a fault in itself: to be sure, record 3 steps in one window."
+            f"Find what still holds tensors after their step, {_STORE} The places listed here kept memory in "
+            "every window, which is not a fault in itself: to be sure, record 3 steps in one window."
         ),
         levels=tuple(levels.tolist()),
     )
@@ -408,10 +406,13 @@ def monitored_growth(figures: StepFigures, device: str) -> Result:
     )
 
 
+_STORE = (
+    "such as a list of losses or outputs, and store loss.item() instead. tensor.detach() frees the graph "
+    "behind a tensor, but not the tensor."
+)
 _FIND_HOLDER = (
-    "Find what still holds tensors after a step, such as a list of losses or outputs, and store "
-    "loss.item() or tensor.detach() instead. To see where it is allocated, record 3 of these steps "
-    "with memory_trace_handler."
+    f"Find what still holds tensors after a step, {_STORE} To see where it is allocated, record 3 of these "
+    "steps with memory_trace_handler."
 )
 _GIVE_BACK = (
     "Start the program with MALLOC_TRIM_THRESHOLD_=131072 in its environment: glibc then takes each block of "

@@ -117,6 +117,14 @@ def test_a_shadow_at_an_edge_tells_of_more_views_behind_it(open_tab, server):
         assert (left != middle, right != middle) == (shaded == "left", shaded == "right")
 
 
+def test_the_tabs_scroll_by_no_height(open_tab, server):
+    """Else a bar that scrolls nothing stands beside them where scrollbars take room."""
+    tab = open_tab(server.url).open(**CHOSEN)
+    heights = "(tabs) => [tabs.scrollHeight, tabs.clientHeight]"
+    content, shown = tab.frame.locator(".tabs").evaluate(heights)
+    assert content == shown
+
+
 def test_at_twice_the_size_all_views_are_in_one_line_and_rows_stay_one_line_high(open_tab, server):
     tab = open_tab(server.url)
     tab.page.set_viewport_size({"width": 640, "height": 500})  # what 1280 pixels at 200 % leave

@@ -99,6 +99,12 @@ def test_the_overview_begins_with_the_request_that_failed(tab):
     expect(tab("to-oom")).to_be_disabled()  # that moment is shown
 
 
+def test_a_single_recording_among_other_runs_can_be_compared_with_them(tab):
+    tab.open_anew("overview", run="traced")
+    expect(tab("picker-base")).to_have_text("nothing picked")
+    expect(tab("change")).to_contain_text('of this run: pick another run under "Compare with".')
+
+
 def test_the_timeline_marks_the_request_that_failed(tab):
     tab.open_anew("timeline", run="snapshot")
     canvas = tab("timeline-canvas")

@@ -23,6 +23,7 @@ from tb_memplugin.analysis.block_origins import (
     freed_by_python,
 )
 from tb_memplugin.analysis.findings import Result
+from tb_memplugin.analysis.steps import highest_step
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.kinds import NOT_DATA
 from tb_memplugin.trace.tables import CERTAIN, Bool, Int64
@@ -39,6 +40,9 @@ MOST_FORWARDS = 2
 BEHIND = 3
 """Without a hook that keeps it, an output counts as freed when so many further ones have been allocated."""
 
+AS_HIGH = 0.99
+"""A later step is judged in the place of the first if its peak is at least this share of the highest."""
+
 MOST_TRIED = 2_000
 """So many blocks of forward after a birth are searched for one that repeats."""
 
@@ -50,6 +54,7 @@ def previous_result(judged: Judged) -> Result:
     that ran before the block's birth runs again. The finding's bytes are by how much the highest step's
     peak falls if each block is freed there. Or results pile up, see `_piled_up`, if that costs more.
     """
+    judged = _with_known_results(judged)
     trace, blocks, step = judged.trace, judged.blocks, judged.step
     if not blocks.are_known:
         return UNKNOWN_ORIGINS
@@ -81,6 +86,22 @@ def previous_result(judged: Judged) -> Result:
         "states that nobody uses. Remove forward hooks that store outputs once these are read.",
         gone=begun - 1,
     )
+
+
+def _with_known_results(judged: Judged) -> Judged:
+    """Return the device in a step of which the recording tells what the step before it left.
+
+    What was alive as the recording began has no line. If the highest step is the first and frees such data,
+    this may be a result, too: then it is the highest of the later steps, if that is as high.
+    """
+    trace, blocks, step = judged.trace, judged.blocks, judged.step
+    if step.row or len(trace.steps) == 1:
+        return judged
+    is_earlier = (blocks.born < 0) & (blocks.freed < step.end)
+    is_earlier &= ~np.isin(trace.allocations.category[blocks.rows], NOT_DATA)
+    later = highest_step(trace, judged.device, range(1, len(trace.steps)))
+    is_as_high = later.peak_bytes >= AS_HIGH * step.peak_bytes
+    return judged.in_step(later.row) if is_as_high and is_earlier.any() else judged
 
 
 def _bound_again(trace: MemoryTrace, blocks: StepBlocks, kind: Int64) -> Int64:

@@ -200,3 +200,26 @@ def test_what_a_forward_returned_is_alive_while_the_next_runs() -> None:
 
 def test_results_that_are_freed_before_the_next_forward_are_as_they_should_be() -> None:
     assert "No result of an earlier forward" in why(results(kept=False), "previous_result")
+
+
+def recorded_steps(*, first: int) -> MemoryTrace:
+    """Three steps that return 100 and 400, alive until the next are; the first has `first` inside."""
+    lines = ["start 100 f1 category=activation", "start 400 r1 category=activation"]
+    for step in (2, 3, 4):
+        inside = first if step == 2 else 100
+        lines += [f"step {step}", f"alloc {inside} a{step} phase=forward"]
+        lines += [f"alloc 100 f{step} phase=forward", f"alloc 400 r{step} phase=forward"]
+        lines += [f"free {name}" for name in (f"f{step - 1}", f"r{step - 1}", f"a{step}")]
+    return stacked(trace(*lines), ("forward net.py:3",), ("forward net.py:7",), ("forward net.py:9",))
+
+
+def test_a_result_from_before_the_recording_is_judged_in_the_next_step_that_is_as_high() -> None:
+    """Each step has 100 + 100 + 400 beside the old 500; those of the first step have no line."""
+    finding = found(recorded_steps(first=100), "previous_result")
+    assert (finding.step, finding.bytes, finding.of_bytes) == (3, 400, 1100)
+    assert finding.subject == "net.py:9 (forward)"
+
+
+def test_a_step_that_peaks_lower_is_not_judged_for_the_first() -> None:
+    """The first step peaks at 1800, the others at 1100: what they could save is no part of the peak."""
+    assert "No result of an earlier forward" in why(recorded_steps(first=800), "previous_result")

@@ -155,6 +155,13 @@ function OutOfMemory({ failed, stats }: { failed: Failure[]; stats: StepStats })
   );
 }
 
+const OTHER_RUNS = 'of this run: pick another run under "Compare with"';
+const NO_OTHER = "here: there is nothing to compare it with";
+
+function othersRecorded(): boolean {
+  return (runs.value?.runs.length ?? 0) > 1;
+}
+
 /** What is different from what "Compare with" says, and the way to another run. */
 export function Change({ answer }: { answer: StepAnswer }) {
   const basis = base.value;
@@ -163,7 +170,7 @@ export function Change({ answer }: { answer: StepAnswer }) {
       {basis ? (
         <Since answer={answer} basis={basis} />
       ) : (
-        `The only ${alone.value ? "recording" : "step"} here: there is nothing to compare it with.`
+        `The only ${alone.value ? "recording" : "step"} ${othersRecorded() ? OTHER_RUNS : NO_OTHER}.`
       )}
       {(basis === null || basis.run === answer.run) && <AnotherRun lead=" · " />}
     </p>
