@@ -101,12 +101,12 @@ def _notifying(method: Literal["start", "stop"], original: Callable[[], None]) -
     """Return a function that notifies all listeners, then calls torch's own."""
 
     def notify() -> Callable[[], None]:
-        others: Collection[int] = ()
+        skipped: Collection[int] = ()
         if method == "start":
             raise_interrupt()
-            others = _handlers.keys() - chosen if (chosen := _chosen()) else ()
+            skipped = _handlers.keys() - chosen if (chosen := _chosen()) else ()
         for key, reference in tuple(_listeners.items()):
-            if key not in others and (listener := reference()) is not None:
+            if key not in skipped and (listener := reference()) is not None:
                 try:
                     getattr(listener, method)()
                 except BaseException as error:
@@ -130,14 +130,14 @@ def _chosen() -> set[int]:
     return _reached(on_trace_ready, {id(handler): key for handler, key in handlers if handler is not None})
 
 
-def _reached(called: object, known: Mapping[int, int]) -> set[int]:
-    """Return which known objects a function may call: those that it holds, or that a variable holds.
+def _reached(called: object, keys_by_id: Mapping[int, int]) -> set[int]:
+    """Return which objects a function may call: those that it holds, or that a variable holds.
 
     The variables are those that its code names. If too much had to be searched, the result is empty.
 
     Args:
         called: the function, or another callable.
-        known: values of the result by `id`.
+        keys_by_id: values of the result by the `id` of the object.
     """
     reached, seen, waiting = set[int](), set[int](), [called]
     while waiting:
@@ -147,10 +147,10 @@ def _reached(called: object, known: Mapping[int, int]) -> set[int]:
         seen.add(id(thing))
         if len(seen) > MOST_SEARCHED:
             return set()
-        if id(thing) in known:
-            reached.add(known[id(thing)])
+        if id(thing) in keys_by_id:
+            reached.add(keys_by_id[id(thing)])
         elif type(thing) is FunctionType:
-            waiting += [other for other in gc.get_referents(thing) if other is not thing.__globals__]
+            waiting += [each for each in gc.get_referents(thing) if each is not thing.__globals__]
             waiting += (dict.get(thing.__globals__, name) for name in _names_in(thing.__code__))
         else:
             waiting += gc.get_referents(thing)

@@ -167,7 +167,7 @@ def of_weights(trace: MemoryTrace, copies: DeepCopies, category: UInt8, phase: U
         mine = mine[result[mine] != Category.PARAMETER]
         forwards = np.flatnonzero((trace.events.device == device) & (phase == Phase.FORWARD))
         trained = _trained(trace, copies, mine, category, here)
-        others = here[np.isin(category[here], _ORIGINALS)]
+        originals = here[np.isin(category[here], _ORIGINALS)]
         for line in np.unique(copies.line[mine]).tolist():
             of_line = mine[copies.line[mine] == line]
             if line in trained:
@@ -175,7 +175,9 @@ def of_weights(trace: MemoryTrace, copies: DeepCopies, category: UInt8, phase: U
                 continue
             first = copies.row[of_line[copies.call[of_line] == copies.call[of_line[0]]]]
             begun = int(next_event(forwards, int(blocks.born[first[-1]]), len(trace.events)))
-            kept = others[(blocks.born[others] < blocks.born[first[0]]) & (blocks.freed[others] >= begun)]
+            kept = originals[
+                (blocks.born[originals] < blocks.born[first[0]]) & (blocks.freed[originals] >= begun)
+            ]
             has_originals = Counter(blocks.bytes[first].tolist()) <= Counter(blocks.bytes[kept].tolist())
             result[of_line] = Category.PARAMETER_COPY if has_originals else Category.PARAMETER
         in_dict = np.flatnonzero(copies.in_state_dict & (blocks.device[copies.row] == device))
@@ -208,8 +210,8 @@ def _trained(
         line: Counter(blocks.bytes[copies.row[mine[copies.line[mine] == line]]].tolist())
         for line in np.unique(copies.line[mine]).tolist()
     }
-    known = set[int]().union(*of_line.values())
-    lacking = Counter({size: count for size, count in lacking.items() if size in known})
+    copied_sizes = set[int]().union(*of_line.values())
+    lacking = Counter({size: count for size, count in lacking.items() if size in copied_sizes})
     if not lacking:
         return {}
     fitting = [line for line, sizes in of_line.items() if sizes == lacking]
@@ -246,16 +248,18 @@ def _of_all_weights(trace: MemoryTrace, copies: DeepCopies, mine: Rows, category
     rows = copies.row[mine]
     bounds = np.flatnonzero(np.diff(copies.call[mine], prepend=-1, append=-1)).tolist()
     changes = np.sort(np.concatenate((blocks.born[parameters], blocks.freed[parameters])))
-    known: dict[tuple[int, bytes], bool] = {}  # by what changed of the parameters until then, and the sizes
+    is_whole: dict[
+        tuple[int, bytes], bool
+    ] = {}  # by the changes of parameters until then, and sizes
     for start, end in pairwise(bounds):
         first, size = blocks.born[rows[start]], blocks.bytes[rows[start:end]]
         key = int(np.searchsorted(changes, first)), size.tobytes()
-        if key not in known:
+        if key not in is_whole:
             is_alive = (blocks.born[parameters] < first) & (blocks.freed[parameters] > first)
             groups = (is_alive, *(is_alive & (mover == each) for each in np.unique(mover[mover > 0])))
             weights = [Counter(blocks.bytes[parameters[is_own]].tolist()) for is_own in groups]
-            known[key] = any(_is_whole(Counter(size.tolist()), of_model) for of_model in weights)
-        mask[start:end] = known[key]
+            is_whole[key] = any(_is_whole(Counter(size.tolist()), of_model) for of_model in weights)
+        mask[start:end] = is_whole[key]
     return mask
 
 
