@@ -10,7 +10,7 @@ import { comeBack, leave } from "../host/scroll";
 import { asPartOf } from "./bytes";
 import { patched, type Route, type RoutePatch } from "./route";
 import { logdir } from "./run_name";
-import { missingBase, type Pick, pickAnother, resolveBase, resolveSelection } from "./selection";
+import { keptBase, missingBase, type Pick, pickAnother, resolveBase, resolveSelection } from "./selection";
 import { type Stretch, stretchOf } from "./stretch";
 
 export const route = signal<Route>({ view: "overview" });
@@ -73,7 +73,9 @@ function spelledOut(now: Route, s = selection.value): Route {
 /** Another run opens on its worst rank. Nothing is said where it lacks the step or the device. */
 export function pick(patch: { run: string } | { worker: string }): void {
   const found = runs.value && pickAnother(runs.value, spelledOut(route.value), patch);
-  navigate(found ? { run: found.run, worker: found.worker, device: found.device, step: String(found.step) } : patch);
+  if (!runs.value || !found) return navigate(patch);
+  const { run, worker, device, step } = found;
+  navigate({ run, worker, device, step: String(step), ...keptBase(runs.value, route.value, found) });
 }
 
 let writing: ReturnType<typeof setTimeout> | undefined;

@@ -128,6 +128,18 @@ export function resolveBase(answer: RunsAnswer, route: Route, picked: Selection)
 
 const BASE_PICKS = ["base_run", "base_worker", "base_device", "base_step"] as const;
 
+/** Compares with what the page finds. */
+export const FOUND_BASE = { base_run: undefined, base_worker: undefined, base_device: undefined, base_step: undefined } as const;
+
+/** Of another run: what the run before it was compared with stays, unless that is known to be of another model or kind of device. */
+export function keptBase(answer: RunsAnswer, now: Route, next: Pick): RoutePatch {
+  const own = answer.runs.find((r) => r.run === next.run)?.workers.find((w) => w.worker === next.worker);
+  const base = answer.runs.find((r) => r.run === now.base_run);
+  const fits = ({ model, ...w }: WorkerEntry): boolean =>
+    (!model || !own?.model || model === own.model) && devicesOf(w).some((device) => kindOf(device) === kindOf(next.device));
+  return base === undefined || base.workers.some(fits) ? {} : FOUND_BASE;
+}
+
 /** What the URL asks to compare with and is not there, in words. */
 export function missingBase(route: Route, base: Pick | null): string[] {
   return BASE_PICKS.flatMap((key) => {

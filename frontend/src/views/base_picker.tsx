@@ -1,7 +1,7 @@
 import { base, isAlone, navigate, runs, selection } from "../state/app";
 import { shortened, visible } from "../state/names";
 import { runName } from "../state/run_name";
-import { inOrder, stepsOf, type Pick } from "../state/selection";
+import { FOUND_BASE, inOrder, stepsOf, type Pick } from "../state/selection";
 import { useOpened, usePanel } from "./panel";
 import { Picker } from "./picker";
 import { RouteLink } from "./route_link";
@@ -110,7 +110,7 @@ function BasePanel({ b, onDone }: { b: Pick | null; onDone: () => void }) {
           type="button"
           class="quiet"
           data-testid="picker-base-reset"
-          onClick={() => (navigate({ base_run: undefined, base_worker: undefined, base_device: undefined, base_step: undefined }), onDone())}
+          onClick={() => (navigate(FOUND_BASE), onDone())}
         >
           The step before
         </button>

@@ -3,7 +3,7 @@ import { addressOf } from "../host/address";
 import { alone, missing, navigate, pick, picked, route, selection } from "../state/app";
 import { shortened, visible } from "../state/names";
 import { runName } from "../state/run_name";
-import type { Selection } from "../state/selection";
+import { FOUND_BASE, type Selection } from "../state/selection";
 import { showsWindows } from "../state/stretch";
 import { BasePicker } from "./base_picker";
 import { CopyButton } from "./copy_button";
@@ -183,8 +183,6 @@ function neighbors({ step, monitored }: Selection): [number | undefined, number 
   if (!monitored) return [undefined, undefined];
   return [step > monitored.first ? step - 1 : undefined, step < monitored.last ? step + 1 : undefined];
 }
-
-const FOUND_BASE = { base_run: undefined, base_worker: undefined, base_device: undefined, base_step: undefined } as const;
 
 /** Says so when the address asked for something that is not here. */
 export function MissingPicks() {

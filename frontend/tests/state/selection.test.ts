@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import type { MonitoredWhole, RunsAnswer, StepStats, WorkerEntry } from "../../src/api/types";
-import { missingBase, pickAnother, resolveBase, resolveSelection, runBefore } from "../../src/state/selection";
+import { FOUND_BASE, keptBase, missingBase, pickAnother, resolveBase, resolveSelection, runBefore } from "../../src/state/selection";
 
 const stats = (peak: number): StepStats => ({
   peak_bytes: peak,
@@ -142,6 +142,16 @@ describe("what it is compared with", () => {
     expect(picked.run).toBe("lone");
     expect(resolveBase(lone, { view: "compare" }, picked)).toMatchObject({ run: runBefore(lone, picked)! });
     expect(resolveBase({ ...lone, runs: lone.runs.slice(0, 1) }, { view: "compare" }, picked)).toBeNull();
+  });
+  it("stays with another run of the model, and goes with one of another model or kind of device", () => {
+    const of = (model: string, device = "cpu") => ({ run: `${model}-${device}`, workers: [{ ...worker("rank0", { 1: 1 }, device), model }] });
+    const runs = [of("net"), of("other"), of(""), of("net", "cuda:0")];
+    const kept = (run: string, base_run?: string) => {
+      const route = { view: "compare" as const, run };
+      return keptBase({ ...answer, runs }, { ...route, ...(base_run === undefined ? {} : { base_run }) }, resolveSelection({ ...answer, runs }, route)!);
+    };
+    expect(["net-cpu", "-cpu", "gone", undefined].map((base) => kept("net-cpu", base))).toEqual([{}, {}, {}, {}]);
+    expect(["other-cpu", "net-cuda:0"].map((base) => kept("net-cpu", base))).toEqual([FOUND_BASE, FOUND_BASE]);
   });
   it("is rather a run of the same folder", () => {
     const runs = ["a/x", "b/y", "b/z"].map((run) => ({ run, workers: [worker("rank0", { 1: 1 })] }));
