@@ -192,24 +192,33 @@ def _piled_up(
     of_module = np.unique(blocks.kinds, return_inverse=True)[1] * len(is_module) + module + 1
     window = judged.window
     runs = (trace.allocations.phase[window.rows] == Phase.FORWARD) & (window.born >= 0)
-    calls = window.born[runs & ~window.of(is_outside)]
-    yield _pile(blocks, unused & forward & (is_module[module] | outside), of_module, window.born[runs])
-    yield _pile(blocks, unused & outside, blocks.kinds, calls)
+    calls = runs & ~window.of(is_outside)
+    yield _pile(blocks, unused & forward & (is_module[module] | outside), of_module, window, runs)
+    yield _pile(blocks, unused & outside, blocks.kinds, window, calls)
     outputs = unused & forward & ~outside & freed_outside
-    yield _pile(blocks, outputs, blocks.kinds, calls, of_layers=True)
+    yield _pile(blocks, outputs, blocks.kinds, window, calls, of_layers=True)
 
 
 def _pile(
-    blocks: StepBlocks, can_pile: Bool, kind: Int64, calls: Int64, *, of_layers: bool = False
+    blocks: StepBlocks,
+    can_pile: Bool,
+    kind: Int64,
+    window: StepBlocks,
+    runs: Bool,
+    *,
+    of_layers: bool = False,
 ) -> tuple[Int64, Int64]:
     """Return the blocks (indices) of kinds that pile up, and the event after the next birth of each kind.
 
-    At the peak at least `FEWEST` are alive, with births of forward (`calls`) between them, but hardly between
-    their frees, as in a queue, or in caches that grow. What is allocated once for many forwards is a cache,
-    too: far more of forward follows its last birth than lies between the last two. So is what layers keep if
-    their lines run again, or if anything is born between its frees, as copies in another order. Of the blocks
-    of forward that outlive the next one of their kind, or the last of all, two sites have most of the bytes.
+    At the peak at least `FEWEST` are alive, with births of forward (`runs`, of the window) between them, but
+    hardly between their frees, as in a queue, or in caches that grow. What is allocated once for many
+    forwards is a cache, too: far more of forward follows its last birth than lies between the last two. So is
+    what layers keep if their lines run again, or if anything is born between its frees, as copies in another
+    order. Of the blocks of forward that outlive the next one of their kind, or the last of all, two sites
+    have most of the bytes. Two births are of one forward if only `_brief` blocks are born between them: those
+    that wrap a number for the second of `(x * 2, x * 3)`.
     """
+    calls = window.born[runs]
     at_peak = can_pile & blocks.at_peak
     outlives = blocks.freed > calls.max(initial=-1)
     order = np.lexsort((blocks.born, kind))
@@ -227,7 +236,8 @@ def _pile(
         end = blocks.freed[alive].min()
         frees = np.searchsorted(blocks.born if of_layers else calls, np.sort(blocks.freed[alive]))
         is_queue = np.count_nonzero(np.diff(frees)) >= FEWEST - 1
-        begins = np.append(own[0], own[1:][before[own[1:]] > (before + is_call)[own[:-1]]])
+        between = before[own[1:]] - (before + is_call)[own[:-1]]
+        begins = np.append(own[0], own[1:][between > 0])
         inside = begins[(begins >= alive[0]) & (blocks.born[begins] < end)]
         if is_queue or len(inside) < FEWEST:
             continue
@@ -240,6 +250,8 @@ def _pile(
             served = int(np.searchsorted(calls, end)) - before[until]
             is_cache = served > MOST_FORWARDS * (before[until] - before[since])
         if not is_cache:
+            between -= np.diff(np.searchsorted(_brief(blocks, own, window, runs), blocks.born[own]))
+            begins = np.append(own[0], own[1:][between > 0])
             following = np.append(blocks.born[begins], NO_MORE)[np.searchsorted(begins, own, side="right")]
             rows.append(own)
             gone.append(np.minimum(following, blocks.freed[own]))
@@ -248,6 +260,21 @@ def _pile(
     if of_site[-2:].sum() < MOST_OF_TWO * blocks.bytes[at_peak & is_call & outlives].sum():
         return rows[0], gone[0]
     return piled, np.concatenate(gone) + 1
+
+
+def _brief(blocks: StepBlocks, own: Int64, window: StepBlocks, runs: Bool) -> Int64:
+    """Return the births of what the line of some blocks (indices) allocates too, and soon frees.
+
+    Of two such blocks that follow it, it is freed before the second.
+
+    Args:
+        runs: the mask of the blocks of the window among which they are.
+    """
+    line = blocks.origins[blocks.origin[own[0]]].line
+    alike = runs & window.of(lambda origin: origin.line == line != "")
+    second = np.append(blocks.born[own[1:]], (NO_MORE, NO_MORE))
+    births: Int64 = window.born[alike]
+    return births[window.freed[alike] < second[np.searchsorted(blocks.born[own], births)]]
 
 
 def _once_a_forward(kind: Int64, forward: Bool) -> Bool:

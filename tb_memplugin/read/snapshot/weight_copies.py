@@ -248,9 +248,7 @@ def _of_all_weights(trace: MemoryTrace, copies: DeepCopies, mine: Rows, category
     rows = copies.row[mine]
     bounds = np.flatnonzero(np.diff(copies.call[mine], prepend=-1, append=-1)).tolist()
     changes = np.sort(np.concatenate((blocks.born[parameters], blocks.freed[parameters])))
-    is_whole: dict[
-        tuple[int, bytes], bool
-    ] = {}  # by the changes of parameters until then, and sizes
+    is_whole: dict[tuple[int, bytes], bool] = {}  # by the changes of parameters until then, and sizes
     for start, end in pairwise(bounds):
         first, size = blocks.born[rows[start]], blocks.bytes[rows[start:end]]
         key = int(np.searchsorted(changes, first)), size.tobytes()

@@ -32,6 +32,20 @@ def test_results_that_a_list_keeps_pile_up() -> None:
     assert "No result of an earlier forward" in why(trained, "previous_result")
 
 
+def test_two_results_of_one_line_are_of_the_same_forward() -> None:
+    """Four forwards with 100 inside return 400 twice, each by a number of 8: the last two are needed."""
+    each = (
+        "alloc 100 a# phase=forward",
+        *("alloc 8 n# phase=forward", "alloc 400 r# phase=forward", "free n#"),
+        *("alloc 8 m# phase=forward", "alloc 400 s# phase=forward", "free m#"),
+        "free a#",
+    )
+    freed = (f"free {name}{number}" for number in range(4) for name in "rs")
+    stacks = ("forward net.py:3",), *[("forward net.py:9",)] * 4
+    finding = found(stacked(trace(*layers(*each, count=4), *freed), *stacks), "previous_result")
+    assert (finding.bytes, finding.of_bytes) == (6 * 400, 8 * 400 + 100 + 8)
+
+
 def test_results_that_a_list_keeps_pile_up_beside_what_the_running_forward_needs() -> None:
     """At the peak three results of 400 and 600 + 500 inside; who frees these is not known."""
     each = (
