@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import errno
+import inspect
 from itertools import chain, pairwise
 from traceback import walk_tb
 from types import FrameType
@@ -95,11 +96,18 @@ def is_of_signal(error: BaseException) -> bool:
 
 
 def _interrupts(frame: FrameType, called: FrameType) -> bool:
-    """Whether a handler of the program was called: with a number, and with the frame that it interrupts."""
+    """Whether a handler of the program was called with the frame that it interrupts.
+
+    The frame comes after a signal's number, or after the object whose method a tracer is. It also reaches an
+    audit hook, after the event's name; and a function that looks for its caller keeps it in a variable.
+    """
     if str(called.f_globals.get("__name__")).partition(".")[0] == __package__:
         return False
-    values = [value if type(value) is tuple else (value,) for value in called.f_locals.values()]
-    return any(value is frame for value in [*chain(*values)][1:])
+    code, variables = called.f_code, called.f_locals
+    count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
+    values = [variables.get(name) for name in code.co_varnames[:count]]
+    flat = chain.from_iterable(value if type(value) is tuple else (value,) for value in values)
+    return any(value is frame and not isinstance(before, str) for before, value in pairwise(flat))
 
 
 def _is_thrown(error: BaseException) -> bool:

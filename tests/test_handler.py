@@ -22,7 +22,7 @@ from torch.autograd import profiler as autograd_profiler
 from torch.optim import optimizer as optimizer_module
 from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
 
-from tb_memplugin import combine_handlers, memory_trace_handler
+from tb_memplugin import MemoryMonitor, combine_handlers, memory_trace_handler
 from tb_memplugin.record import module_calls, profiler_windows
 from tb_memplugin.record.profiler.window import WindowRecorder
 from tb_memplugin.store import files
@@ -462,6 +462,19 @@ def test_the_default_worker_name_is_the_rank_or_the_host_and_process(
     loop(memory_trace_handler(tmp_path, model=model), model=model)
     (step,) = read_recordings(str(tmp_path)).steps
     assert step.metadata.worker.endswith(expected)
+
+
+def test_a_program_that_forbids_sockets_is_recorded(tmp_path, model, monkeypatch, caplog):
+    def refuse():
+        raise PermissionError("no network")
+
+    monkeypatch.setattr("socket.gethostname", refuse)
+    handler = memory_trace_handler(tmp_path, model=model)
+    with MemoryMonitor(tmp_path) as monitor:
+        loop(handler, model=model)
+        monitor.step(7)
+    (watched,) = read_recordings(str(tmp_path)).watched
+    assert (recorded_steps(tmp_path), watched.figures.steps.tolist(), caplog.messages) == ([2], [7], [])
 
 
 def test_torch_still_calls_what_we_wrap():

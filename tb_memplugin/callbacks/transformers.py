@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
-import socket
 import threading
 import weakref
 from collections.abc import Callable
@@ -121,7 +121,7 @@ def logging_folder(args: Any) -> str:
 
 def _begun_here(runs: Path) -> Path | None:
     """Return the folder of the newest event file that a SummaryWriter of this process has created."""
-    end = re.compile(rf"\.{re.escape(socket.gethostname())}\.{os.getpid()}\.\d+$")  # see EventFileWriter
+    end = re.compile(rf"\.{re.escape(platform.node())}\.{os.getpid()}\.\d+$")  # see EventFileWriter
     files = [path for path in runs.rglob("events.out.tfevents.*") if end.search(path.name)]
     return max(files, key=lambda path: path.stat().st_mtime_ns).parent if files else None
 

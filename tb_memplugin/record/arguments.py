@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import socket
+import platform
 import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
@@ -124,4 +124,4 @@ def default_worker_name() -> str:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return f"rank{torch.distributed.get_rank()}"
     rank = os.environ.get("RANK")
-    return f"rank{rank}" if rank else f"{socket.gethostname()}_{os.getpid()}"
+    return f"rank{rank}" if rank else f"{platform.node()}_{os.getpid()}"

@@ -47,9 +47,10 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY
 _READ_AHEAD = 4 << 20
 _NO_LINKS = {
     *(errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EXDEV, errno.EMLINK),
+    errno.EACCES,  # SELinux, AppArmor: where a file could be created, but may not be linked
     errno.EINVAL,  # FAT on Windows
 }
-"""What file systems answer that have no hard links."""
+"""What file systems answer that have no hard links, or may give none to this process."""
 
 
 def is_remote(path: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
+import platform
 import time
 import uuid
 import weakref
@@ -45,7 +45,7 @@ class WorkerFolder:
 
     def __init__(self, path: str, worker: str, writer_id: str, *, flushed: bool = False) -> None:
         self.path, self.worker, self.writer_id, self.flushed = path, worker, writer_id, flushed
-        maker = f"{folder_name(socket.gethostname())}.{os.getpid()}"
+        maker = f"{folder_name(platform.node())}.{os.getpid()}"
         self._event_stem = f"events.out.tfevents.{int(time.time()):010d}.{maker}"
         self._part = 0
         self._events: AppendedFile = self._growing_file()

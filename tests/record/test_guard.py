@@ -172,6 +172,26 @@ except TimeoutError: print("stopped")
     assert done.stdout == "stopped\n"
 
 
+def refuse_caller(name):
+    caller = sys._getframe(1)
+    raise PermissionError(f"{name} is not for {caller.f_code.co_name}")
+
+
+def refuse_event(event, args):
+    raise PermissionError(f"{event} of {args[0].f_code.co_name}")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [lambda: refuse_caller("open"), lambda: refuse_event("sys._getframe", (sys._getframe(),))],
+    ids=["a patched function that looks for its caller", "an audit hook"],
+)
+def test_what_a_function_of_the_program_raises_that_knows_the_frame_of_ours_is_ended(guard, warnings, call):
+    Recorder(guard).record(call)
+    (warning,) = warnings.texts
+    assert "nothing is recorded (PermissionError: " in warning
+
+
 class StoppedError(Exception):
     pass
 

@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 from tb_memplugin.errors import NoFileError
-from tb_memplugin.store.files import claim, discard, flush_path, left_below, open_ranges, read_begin
+from tb_memplugin.store.files import (
+    claim,
+    discard,
+    flush_path,
+    left_below,
+    open_ranges,
+    read_begin,
+    write_new,
+)
 from tests.special_files import KINDS
 
 
@@ -93,3 +101,16 @@ def test_what_a_file_gets_after_it_was_opened_is_not_read(tmp_path):
     with open_ranges(str(path)) as (read, _):
         path.write_bytes(b"abcdef")
         assert [read(0, 9), read(1, 1), read(2, 9), read(5, 9)] == [b"abc", b"b", b"c", b""]
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EACCES, errno.EOPNOTSUPP])
+def test_where_no_link_may_be_made_a_file_is_written_and_none_is_replaced(tmp_path, monkeypatch, number):
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", refuse)
+    path = str(tmp_path / "file")
+    write_new(path, lambda stream: stream.write(b"first"))
+    with pytest.raises(FileExistsError):
+        write_new(path, lambda stream: stream.write(b"second"))
+    assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [("file", b"first")]

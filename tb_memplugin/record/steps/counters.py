@@ -280,7 +280,9 @@ def resident_memory() -> ResidentMemory:
     """
     try:
         is_linux = len(_FIELDS.findall(_read(_STATUS))) == 2
-    except OSError as error:
+    except Exception as error:  # of the system, or of what the program has put in place of `os.open`
+        if is_of_signal(error):
+            raise
         is_linux = not isinstance(error, FileNotFoundError)  # for the moment it cannot be read
     if is_linux:
         return ResidentMemory(_from_linux, _reset_on_linux)

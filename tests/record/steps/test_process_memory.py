@@ -145,9 +145,14 @@ def test_where_psutil_cannot_read_the_process_the_error_says_what_to_do(monkeypa
 
 
 @on_linux
-def test_where_a_file_cannot_be_opened_for_the_moment_the_memory_can_be_read_later(monkeypatch):
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.EMFILE, "Too many open files"), RuntimeError("no file may be opened in an event loop")],
+    ids=["the system", "a patched function"],
+)
+def test_where_a_file_cannot_be_opened_for_the_moment_the_memory_can_be_read_later(monkeypatch, error):
     with monkeypatch.context() as patched:
-        patched.setattr(counters, "_read", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+        patched.setattr(counters, "_read", Mock(side_effect=error))
         memory = resident_memory.__wrapped__()
     assert memory.peaks is not None
     assert 0 < memory.read()[0] <= memory.read()[1]
